@@ -106,24 +106,34 @@ def truncated_lengths(
 def _encode(
     first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int, types: bool
 ) -> EncodedTexts:
+    texts = tokenizer.encode_batch(first)
+    if second is not None:
+        return join_pairs(texts, tokenizer.encode_batch(second), tokenizer.pair, max_length, types=types)
     special = tokenizer.special
     bos, eos = (np.array([i], dtype=np.int32) for i in (special.bos, special.eos))
-    texts = tokenizer.encode_batch(first)
-    a = np.array([len(ids) for ids in texts], dtype=np.int64)
-    if second is None:
-        keep = np.minimum(a, max_length - 2)
-        parts = [part for ids, n in zip(texts, keep, strict=True) for part in (bos, ids[:n], eos)]
-        lengths, seconds, cut = keep + 2, keep + 2, keep < a
-    else:
-        others = tokenizer.encode_batch(second)
-        b = np.array([len(ids) for ids in others], dtype=np.int64)
-        template = tokenizer.pair
-        before, gap, after = (np.array(x, dtype=np.int32) for x in (template.before, template.between, template.after))
-        keep, keep_b = truncated_lengths(a, b, max_length - template.added)
-        pairs = zip(texts, others, keep, keep_b, strict=True)
-        parts = [part for ids, other, n, m in pairs for part in (before, ids[:n], gap, other[:m], after)]
-        lengths, cut = keep + keep_b + template.added, (keep < a) | (keep_b < b)
-        seconds = _second_type(template, keep, keep_b, lengths) if types else lengths
+    lengths = np.array([len(ids) for ids in texts], dtype=np.int64)
+    keep = np.minimum(lengths, max_length - 2)
+    parts = [part for ids, n in zip(texts, keep, strict=True) for part in (bos, ids[:n], eos)]
+    return _in_rows(parts, keep + 2, keep + 2, keep < lengths)
+
+
+def join_pairs(
+    texts: Sequence[np.ndarray], others: Sequence[np.ndarray], template: PairTemplate, max_length: int, *, types: bool
+) -> EncodedTexts:
+    """Join the ids of both texts of each pair by a template, cut to ``max_length`` as `encode_texts` cuts them."""
+    a, b = (np.array([len(ids) for ids in each], dtype=np.int64) for each in (texts, others))
+    before, gap, after = (np.array(x, dtype=np.int32) for x in (template.before, template.between, template.after))
+    keep, keep_b = truncated_lengths(a, b, max_length - template.added)
+    pairs = zip(texts, others, keep, keep_b, strict=True)
+    parts = [part for ids, other, n, m in pairs for part in (before, ids[:n], gap, other[:m], after)]
+    lengths = keep + keep_b + template.added
+    seconds = _second_type(template, keep, keep_b, lengths) if types else lengths
+    return _in_rows(parts, lengths, seconds, (keep < a) | (keep_b < b))
+
+
+def _in_rows(
+    parts: Sequence[np.ndarray], lengths: Int64[np.ndarray, " n"], seconds: np.ndarray, cut: np.ndarray
+) -> EncodedTexts:
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return EncodedTexts(np.concatenate(parts), starts, seconds.astype(np.int32), int(cut.sum()))
 

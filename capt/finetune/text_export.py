@@ -6,9 +6,9 @@ models whose classes have only numbers are read in the wrong order sooner or lat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -79,13 +79,34 @@ Of a table of new rows: `capt predict {location} new.csv --out predictions.csv`.
 """
 
 
+class Presentation(NamedTuple):
+    """The words of a card, and the keys of ``config.json``, that go with a kind of outputs.
+
+    Attributes:
+        use: the code of the card, by the target.
+        tag: the pipeline of the hub.
+        library: what reads the folder of transformers.
+        keys: further keys of ``config.json``.
+    """
+
+    use: Mapping[str, str]
+    tag: str
+    library: str
+    keys: Mapping[str, Any]
+
+
+LABELS = Presentation(_USE, "text-classification", "transformers", {})
+"""Labels and scores of texts."""
+
+
 AnyClassifier = FineTuned[Any, Classifier]
 """A checkpoint of a `TextJob`, loaded."""
 
 
 def export_classifier(
-    trained: AnyClassifier, out: Path, *, to: str = "hf", overwrite: bool = False, about: About | None = None
-) -> Path:
+    trained: AnyClassifier, out: Path, *, to: str = "hf", overwrite: bool = False, about: About | None = None,
+    shown_as: Presentation = LABELS,
+) -> Path:  # fmt: skip
     """Write ``out``, compute it with the library that reads it and compare its logits with ours; returns ``out``.
 
     The logit of a score is on the scale of the labels (0 to 5 for STS-B).
@@ -96,6 +117,7 @@ def export_classifier(
         to: ``hf`` (a class of transformers) or ``onnx``.
         overwrite: replace an older export.
         about: for the model card.
+        shown_as: the words of the card.
 
     Raises:
         CheckpointError: ``out`` is taken, or the library computes something else.
@@ -110,7 +132,7 @@ def export_classifier(
 
     def write(folder: Path) -> None:
         labels = _labels(trained.job.data.text_task)
-        config = {**hf_config, **family.keys, **labels, "architectures": [family.architecture]}
+        config = {**hf_config, **family.keys, **labels, **shown_as.keys, "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         if to == "hf":
             write_tensors(folder / "model.safetensors", _tensors(trained, family), {"format": "pt"})
@@ -126,7 +148,7 @@ def export_classifier(
         out,
         write=write,
         check=lambda folder: _check(trained, family, folder, to),
-        card=_card(trained, to, about),
+        card=_card(trained, to, about, shown_as),
         agrees=f"{family.architecture if to == 'hf' else 'onnxruntime'} gives our logits",
         overwrite=overwrite,
     )
@@ -213,7 +235,7 @@ def _onnx(folder: Path) -> Callable[[dict[str, Tensor]], Tensor]:
     return lambda given: torch.from_numpy(session.run(None, {name: x.numpy() for name, x in given.items()})[0])
 
 
-def _card(trained: AnyClassifier, to: str, about: About | None) -> str:
+def _card(trained: AnyClassifier, to: str, about: About | None, shown_as: Presentation) -> str:
     task, init = trained.job.data.text_task, trained.job.model.init
     facts = CardFacts.read(trained.checkpoint, trained.job, init, about).validated()
     names = ", ".join(plain_text(name) for name in task.names)
@@ -224,15 +246,19 @@ def _card(trained: AnyClassifier, to: str, about: About | None) -> str:
         meaning = f"Labels, each of which a text has where its logit is above 0: {names}."
     else:
         meaning = f"Classes: {names}."
-    library = "transformers" if to == "hf" else "onnx"
-    fields = {"library_name": library, "pipeline_tag": "text-classification", "tags": list(task.tags)}
+    library = shown_as.library if to == "hf" else "onnx"
+    fields = {"library_name": library, "pipeline_tag": shown_as.tag, "tags": list(task.tags)}
     scores = {name.removeprefix("validation/"): value for name, value in facts.metrics.items()}
     # The head of the card takes metrics of the benchmark, no diagnostics of ours.
-    scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
-    results = [result("text-classification", f"{task.title}, dev", scores, kind=task.tags[0])] if scores else []
+    scores = {
+        name: value
+        for name, value in scores.items()
+        if name not in ("loss", "degenerate", "baseline") and "/" not in name
+    }
+    results = [result(shown_as.tag, f"{task.title}, dev", scores, kind=task.tags[0])] if scores else []
     location, pair = facts.about.location, ('"the first text"', '"the second text"')
     one = f'{{"text": {pair[0]}, "text_pair": {pair[1]}}}' if task.pair else '"a text"'
-    use = _USE[to].format(location=location, texts=", ".join(pair) if task.pair else '"a text"', text=one)
+    use = shown_as.use[to].format(location=location, texts=", ".join(pair) if task.pair else '"a text"', text=one)
     return _CARD.format(
         head=facts.about.head(fields, facts.name, results),
         use=use,

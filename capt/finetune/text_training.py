@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from capt.finetune.batches import Batch, TextInputs, TextRows
 from capt.finetune.config import TextJob
-from capt.finetune.evaluation import RowResults
+from capt.finetune.evaluation import Objective, RowResults
 from capt.finetune.load import load_backbone
 from capt.finetune.metrics import compute_metrics
 from capt.finetune.task import FineTuningTask, Identity
@@ -226,7 +226,7 @@ class TextFineTuning(FineTuningTask):
             data.text_task.title,
             train,
             validation,
-            TextObjective(data.text_task),
+            self.objective_of(job),
             identity={**identity, "tokenizer": Identity(self.tokenizer.fingerprint, "tokenizer of model.init")},
             bucketing=data.bucketing,
             shuffle=data.shuffle,
@@ -245,6 +245,10 @@ class TextFineTuning(FineTuningTask):
             length: tokens that a row may have, special tokens included.
             types: whether the encoder reads token types.
         """
+
+    def objective_of(self, job: Any) -> Objective:
+        """The loss and the metrics of the job's outputs."""
+        return TextObjective(job.data.text_task)
 
     def build_model(self) -> Classifier:
         """The pretrained encoder under a new head."""

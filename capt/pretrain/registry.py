@@ -33,6 +33,7 @@ TASKS = {
     "glue": "capt.finetune.glue",
     "labels": "capt.finetune.labels",
     "latent": "capt.pretrain.latent",
+    "rerank": "capt.finetune.rerank",
     "visual": "capt.finetune.visual",
 }
 

@@ -65,6 +65,8 @@ NOT_RUN = {
     "capt doctor --hostfile": "starts ssh; tests/multihost/test_preflight.py",
     "capt doctor my_job.yaml": "starts ssh; tests/multihost/test_preflight.py",
     "capt convert runs/pairs": "needs a run of pairs; tests/e2e/test_pairs.py",
+    "capt convert runs/rerank": "needs a run of rerank; tests/e2e/test_contract.py",
+    "capt evaluate runs/rerank": "needs a run of rerank; tests/e2e/test_contract.py",
     "capt neighbors exported --text": "needs a model of pairs; tests/unit/retrieval",
     "capt plan": "takes most of a minute; tests/unit/plan",
     "hf download": "needs the hub",

@@ -62,6 +62,7 @@ NEEDS = {
     },
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
     "labels": ["data.train=@/mine.csv", "model.init=@/encoder"],
+    "rerank": ["data.train=@/pairs.jsonl", "model.init=@/encoder"],
     "ace": ["data.files=@/text.txt"],
     "finetune": ["data.files=@/text.txt", "model.init=@/vectors.txt"],
     "latent": ["data.path=@/ptb"],

@@ -158,6 +158,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("finetune", "tokenizer", *_in("pretrain.data", "formats", "tables")),
         *_in("pretrain", "base", "config", "engine", "models", "convert", "plan"),
     ),
+    "finetune.rerank": (
+        *("finetune", "tokenizer", "pretrain.contrast", "pretrain.pairs"),
+        *_in("pretrain.data", "config"),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "language", "plan", "retrieval.metrics"),
+    ),
     "finetune.visual": (
         *("finetune", "tokenizer"),
         *_in("pretrain", "base", "config", "engine", "models", "convert", "regions", "report", "vision_language"),

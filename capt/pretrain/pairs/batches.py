@@ -196,7 +196,7 @@ def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.nda
     positives = source.positives.places(rows, begin + visits, ones)
     number = np.minimum(source.negatives.counts(rows), source.source.negatives)
     if source.source.draw == "random":
-        negatives = _any_of(source.negatives, rows, visits, number, stream_key(f"draw/{source.source.name}", seed))
+        negatives = any_of(source.negatives, rows, visits, number, stream_key(f"draw/{source.source.name}", seed))
     else:
         negatives = source.negatives.places(rows, begin + visits * number, number)
     return Drawn(
@@ -209,7 +209,7 @@ def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.nda
     )
 
 
-def _any_of(
+def any_of(
     lists: Lists, rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], number: Int64[np.ndarray, " n"],
     key: int,
 ) -> Int64[np.ndarray, " taken"]:  # fmt: skip

@@ -58,8 +58,8 @@ class Prompts(Section):
     document: str = Field("", description="text before a document, such as 'search_document: '")
 
 
-class PairOptions(Section):
-    """Settings for reading pairs and training on them: in ``data`` for all sources, in ``data.sources`` for one."""
+class PairReading(Section):
+    """Settings for reading pairs, and for drawing their hard negatives."""
 
     form: str = Field("auto", description="form of the rows; auto recognises it")
     corpus: PathField | None = Field(None, description="texts of the ids that the files name")
@@ -72,13 +72,6 @@ class PairOptions(Section):
         None,
         description="condition on the columns of a row, such as 'drop == false and duplicate is null'; the other rows "
         "are left out; null = none is",
-    )
-    prompts: Prompts = Prompts()
-    query_length: PositiveInt | None = Field(
-        None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.sequence_length"
-    )
-    own_length: PositiveInt | None = Field(
-        None, description="the encoder's own length, where data.sequence_length asks for it; filled in by the job"
     )
     negatives: NonNegativeInt = Field(
         0, le=1024, description="hard negatives of a query in a step, drawn anew at each visit; 0 = none"
@@ -95,6 +88,30 @@ class PairOptions(Section):
         None, le=2**20, description="hard negatives that are kept of a row, the first ones; a row with fewer is left "
         "out; null = all, whatever their number"
     )  # fmt: skip
+
+    @field_validator("where")
+    @classmethod
+    def _is_a_condition(cls, value: str | None) -> str | None:
+        if value is not None:
+            RowFilter(value)
+        return value
+
+    @property
+    def selection(self) -> Selection:
+        """The rows, and the hard negatives of a row, that are read."""
+        return Selection(self.where, self.negatives_below, self.stored_negatives)
+
+
+class PairOptions(PairReading):
+    """Settings for reading pairs and training on them: in ``data`` for all sources, in ``data.sources`` for one."""
+
+    prompts: Prompts = Prompts()
+    query_length: PositiveInt | None = Field(
+        None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.sequence_length"
+    )
+    own_length: PositiveInt | None = Field(
+        None, description="the encoder's own length, where data.sequence_length asks for it; filled in by the job"
+    )
     loss: str = Field(
         "auto",
         description="; ".join(f"{name}: {loss.about}" for name, loss in LOSSES.items())
@@ -109,18 +126,6 @@ class PairOptions(Section):
     def _is_a_view(cls, value: str) -> str:
         find_view(value)
         return value
-
-    @field_validator("where")
-    @classmethod
-    def _is_a_condition(cls, value: str | None) -> str | None:
-        if value is not None:
-            RowFilter(value)
-        return value
-
-    @property
-    def selection(self) -> Selection:
-        """The rows, and the hard negatives of a row, that are read."""
-        return Selection(self.where, self.negatives_below, self.stored_negatives)
 
     @field_validator("loss")
     @classmethod

@@ -272,8 +272,8 @@ class RowsWriter:
         source = self.source
         if self.rows and source.negatives and not self._negatives:
             raise DataError(
-                f"source {source.name}: negatives is {source.negatives}, and no row has a negative; set "
-                "data.negatives=0"
+                f"source {source.name}: negatives is {source.negatives}, and no row has a negative: give the rows "
+                "hard negatives (capt mine writes them), or set data.negatives=0"
             )
         for side in self._sides:
             side.flush()
@@ -398,7 +398,7 @@ def encode_source(source: PairSource, pairs: Pairs, tokenizer: TextTokenizer, ma
 
 def prepare_source(
     source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
-    verifier: Verifier, what: str = "",
+    verifier: Verifier, what: str = "", held_out: Mapping[str, Any] | None = None,
 ) -> PreparedSource:  # fmt: skip
     """The rows of ``files``, those held out apart, from ``verifier.cache`` or written there first.
 
@@ -414,6 +414,7 @@ def prepare_source(
         max_positions: of the encoder.
         verifier: hashes files.
         what: name in the log; empty = that of the source.
+        held_out: settings that the rows which are held out have in place of those of the source; None = `HELD_OUT`.
 
     Raises:
         DataError: as `read_pairs` and `RowsWriter`, on all ranks.
@@ -431,13 +432,15 @@ def prepare_source(
     settings = {key: written[key] for key in _SETTINGS}
     settings |= {key: written[key] for key in (*_SELECTION, "own_length") if written[key] is not None}
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
-    name = hashlib.sha256(json.dumps([*recipe, max_positions]).encode()).hexdigest()[:32]
+    own = [] if held_out is None else [dict(held_out)]
+    name = hashlib.sha256(json.dumps([*recipe, max_positions, *own]).encode()).hexdigest()[:32]
     folder = verifier.cache / "pairs" / name
     wrote = False
 
     def write(partial: Path) -> None:
         nonlocal wrote
-        _write(source, files, fraction, tokenizer, max_positions, partial, launch)
+        apart = HELD_OUT if held_out is None else held_out
+        _write(source, files, fraction, tokenizer, max_positions, partial, launch, apart)
         wrote = True
 
     # An error on the rank that writes reaches the ranks that wait.
@@ -446,14 +449,14 @@ def prepare_source(
         opened = {split: open_rows(folder / split, source) for split in _SPLITS if (folder / split).is_dir()}
     for split, (_, record) in opened.items():
         _require_digest(folder / split, record, verifier)
-    train, held_out = (opened.get(split) for split in _SPLITS)
-    record = next(each[1] for each in (train, held_out) if each is not None)
+    train, other = (opened.get(split) for split in _SPLITS)
+    record = next(each[1] for each in (train, other) if each is not None)
     if not wrote:  # else `read_pairs` has said it
         for remark in record.remarks:
             logger.warning("source %s: %s", source.name, remark)
     if train is not None:
         report(*train)
-    return PreparedSource(train and train[0], held_out and held_out[0], record)
+    return PreparedSource(train and train[0], other and other[0], record)
 
 
 _SPLITS = ("train", "held_out")
@@ -479,7 +482,7 @@ def _is_written(folder: Path, launch: str) -> bool:
 
 def _write(
     source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
-    folder: Path, launch: str,
+    folder: Path, launch: str, held_out: Mapping[str, Any],
 ) -> None:  # fmt: skip
     counts = Counts()
     pairs: Pairs = pairs_of(source, files, counts)
@@ -491,7 +494,7 @@ def _write(
         split = _SPLITS[is_held_out]
         if split not in writers:
             (folder / split).mkdir()
-            settings = source.model_copy(update=HELD_OUT) if is_held_out else source
+            settings = source.model_copy(update=held_out) if is_held_out else source
             writers[split] = RowsWriter(settings, tokenizer, max_positions, folder / split)
         writers[split].add(place, pair)
     for writer in writers.values():

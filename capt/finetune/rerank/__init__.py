@@ -1,0 +1,1 @@
+"""Rerankers: a cross-encoder on a pretrained encoder, trained on a query's candidates."""

@@ -1,0 +1,57 @@
+"""``capt evaluate`` of a reranker: the order that it gives to the candidates of its held-out queries, or of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from capt.finetune.evaluation import as_text, evaluate_sets, evaluation_result
+from capt.finetune.load import load_fine_tuned
+from capt.finetune.rerank.config import RerankJob
+from capt.finetune.rerank.data import read_splits
+from capt.finetune.rerank.groups import CandidateRows
+from capt.finetune.rerank.objective import RerankObjective
+from capt.finetune.text_training import build_classifier
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.parallel import ProgressCallback
+
+__all__ = ["as_text", "command"]
+
+
+def command(
+    checkpoint: Path,
+    *,
+    data: Path | None = None,
+    out: Path | None = None,
+    batch: int = 32,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """nDCG@10 and MRR@10 over every candidate of held-out queries, beside those of the scores that the rows have.
+
+    Args:
+        checkpoint: a checkpoint, or a run (its best one).
+        data: a file in any form of the training data; None = the queries that the run held out, which are read again.
+        out: JSON file to write the result to as well.
+        batch: pairs a forward pass.
+        progress: called with the pairs done and their number.
+
+    Raises:
+        CheckpointError: there is no such checkpoint of a ``rerank`` job.
+        DataError: the file cannot be read, or the run has held out no query.
+    """
+    trained = load_fine_tuned(checkpoint, RerankJob, "rerank", build_classifier)
+    job, length = trained.job, trained.job.data.sequence_length
+    assert length is not None, "TextJob.with_encoder fills it in"
+    if data is not None:
+        section = {"train": [str(data)], "validation": [], "validation_fraction": 0.0, "max_train": None}
+        job = job.model_copy(update={"data": job.data.model_copy(update={**section, "ranks": (0, None)})})
+    splits = read_splits(job, trained.tokenizer, length, types=trained.model.reads_types)
+    rows = splits.validation if data is None else CandidateRows(splits.train)
+    if rows is None:
+        raise DataError(f"{trained.checkpoint}: the run held out no query: name a file with --data FILE")
+    device = distributed.device()
+    model = trained.model.to(device)
+    metrics = evaluate_sets(model, {"": rows}, RerankObjective(job), batch, device, progress)
+    title = "the candidates of held-out queries" if data is None else f"the candidates of {data.name}"
+    return evaluation_result(trained.checkpoint, title, {"queries": rows.queries, "dev": len(rows)}, metrics, out)

@@ -1,0 +1,192 @@
+"""Rerankers: each loss against the literal formula, groups as they are drawn, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from capt.finetune.rerank.batches import assemble
+from capt.finetune.rerank.data import Splits, read_splits
+from capt.finetune.rerank.groups import CandidateList
+from capt.finetune.rerank.losses import LOSSES
+from capt.finetune.rerank.objective import RerankObjective
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.config.load import job_from_mapping
+from capt.tokenizer.encode import load_tokenizer
+from tests.finetune import sentence, write_vocabulary
+
+
+def _job(folder: Path, **changes: Any) -> Any:
+    mapping: dict[str, Any] = {
+        "task": {"type": "rerank"},
+        "run": {"dir": str(folder / "run")},
+        "data": {"train": str(folder / "pairs.jsonl"), "cache": str(folder / "cache"), "validation_fraction": 0.0},
+        "model": {"init": str(folder / "encoder")},
+    }
+    for key, value in changes.items():
+        mapping[key] = {**mapping.get(key, {}), **value}
+    return job_from_mapping(mapping, source="test")
+
+
+def _splits(folder: Path, rows: list[dict[str, Any]], length: int = 32, **changes: Any) -> Splits:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not (folder / "tokens").exists():
+        write_vocabulary(folder / "tokens")
+    return read_splits(_job(folder, **changes), load_tokenizer(folder / "tokens"), length, types=False)
+
+
+def _rows(count: int, negatives: int, seed: int = 0) -> list[dict[str, Any]]:
+    generator = random.Random(seed)
+    found = []
+    for number in range(count):
+        query = f"{sentence(generator, 4)} {number}"
+        texts = [f"{sentence(generator, 40)} {number} {i}" for i in range(generator.randint(1, negatives))]
+        found.append({
+            "query": query, "pos": [f"{query} {sentence(generator)}"], "neg": texts, "pos_scores": [5.0],
+            "neg_scores": [generator.uniform(-9, 4) for _ in texts],
+        })  # fmt: skip
+    return found
+
+
+def _literal(kind: str, s: list[float], t: list[float], positive: list[bool], tau: float) -> float:
+    """The equation of a loss for the candidates of one query, candidate by candidate."""
+    every = range(len(s))
+    p, n = [i for i in every if positive[i]], [i for i in every if not positive[i]]
+    if kind == "infonce":
+        below = sum(math.exp(s[j] / tau) for j in n)
+        return sum(-math.log(math.exp(s[i] / tau) / (math.exp(s[i] / tau) + below)) for i in p) / len(p)
+    if kind == "bce":
+        return sum(math.log1p(math.exp(-s[i] if positive[i] else s[i])) for i in every) / len(s)
+    if kind == "mse":
+        return sum((s[i] - t[i]) ** 2 for i in every) / len(s)
+    if kind == "margin_mse":
+        return sum(((s[i] - s[j]) - (t[i] - t[j])) ** 2 for i in p for j in n) / (len(p) * len(n))
+    both = [[math.exp(x / tau) / sum(math.exp(y / tau) for y in values) for x in values] for values in (t, s)]
+    return sum(a * math.log(a / b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_each_loss_is_the_literal_formula_for_ragged_groups_in_any_order(tmp_path: Path, kind: str) -> None:
+    """Groups of 2 to 32, several positives in some, and their order is not that of their numbers."""
+    generator = np.random.default_rng(0)
+    temperature = 0.7 if LOSSES[kind].scaled else 1.0
+    objective = RerankObjective(_job(tmp_path, loss={"type": kind, "temperature": temperature}))
+    groups = np.repeat([3, 0, 2, 1], [2, 32, 7, 4])
+    positive = generator.random(len(groups)) < 0.3
+    for place in np.unique(groups, return_index=True)[1]:
+        positive[place : place + 2] = [True, False]
+    s, t = generator.normal(size=(2, len(groups))) * 3
+    none = np.zeros_like(groups)
+    scores = torch.from_numpy(s).requires_grad_()
+    losses = objective.losses(scores, CandidateList(groups, none, none, positive, t, t, none))
+    expected = []
+    for group in (3, 0, 2, 1):
+        here = groups == group
+        expected.append(_literal(kind, s[here].tolist(), t[here].tolist(), positive[here].tolist(), temperature))
+    torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    # The gradient, by differences of the literal formula of the third group.
+    losses[2].backward()
+    here = np.flatnonzero(groups == 2)
+    for number, place in enumerate(here):
+        values = []
+        for step in (1e-6, -1e-6):
+            moved = s[here].copy()
+            moved[number] += step
+            values.append(_literal(kind, moved.tolist(), t[here].tolist(), positive[here].tolist(), temperature))
+        assert scores.grad is not None
+        assert float(scores.grad[place]) == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-7)
+    assert not scores.grad[groups != 2].any()
+
+
+def test_every_pair_of_a_step_is_on_one_rank_once_and_ranks_have_as_many_passes(tmp_path: Path) -> None:
+    train = _splits(tmp_path, _rows(9, 31), data={"negatives": 32}).train
+    candidates = train.draw(np.arange(9), np.zeros(9, dtype=np.int64))
+    # The largest group has 32 pairs of 32 tokens: below that the step takes two passes.
+    for budget in (40, 300, 1024, 4096):
+        for world in (1, 2, 4):
+            steps = [assemble(train, candidates, 9, (9, budget), world, rank) for rank in range(world)]
+            assert len({len(step.parts) for step in steps}) == 1
+            one_pass = steps[0].order is None
+            assert one_pass == (budget >= 1024)
+            found: list[int] = []
+            for rank, step in enumerate(steps):
+                order = None if step.order is None else step.order.reshape(world, -1)[rank]
+                for part in step.parts:
+                    shape = part.inputs.tokens.shape
+                    assert shape[0] == 1 or shape.numel() <= budget
+                    counted = np.full(len(part.places), part.counts)
+                    if order is not None:
+                        own, order = order[: len(part.places)], order[len(part.places) :]
+                        counted = own >= 0
+                        assert (own[counted] == part.places[counted]).all()
+                    found += part.places[counted].tolist()
+            assert sorted(found) == list(range(len(candidates)))
+
+
+def test_negatives_are_drawn_anew_from_a_range_of_ranks(tmp_path: Path) -> None:
+    rows = [{"query": f"query {i}", "pos": [f"good {i}"], "neg": [f"bad {i} {j}" for j in range(10)]} for i in range(3)]
+    for draw, data in (("turns", {"ranks": [2, 8]}), ("random", {"ranks": [2, 8]})):
+        train = _splits(tmp_path, rows, data={"negatives": 2, "draw": draw, **data}).train
+        # Texts are numbered as they come: a positive, then its negatives.
+        drawn = [train.draw(np.array([1]), np.array([visit], dtype=np.int64)).documents.tolist() for visit in range(30)]
+        assert all(each[0] == 11 for each in drawn)
+        assert {number - 12 for each in drawn for number in each[1:]} == set(range(2, 8))
+        assert all(len(set(each)) == 3 for each in drawn)
+        assert drawn[0] != drawn[1]
+        again = train.draw(np.array([2, 1]), np.array([5, 7], dtype=np.int64))
+        assert again.documents[3:].tolist() == drawn[7], "it depends on the row and the visit alone"
+
+
+def test_a_document_that_another_row_gives_to_the_query_is_no_negative(tmp_path: Path) -> None:
+    texts = [("a query", "one", ["Two", "three"]), ("a query", "two", ["four"]), ("b", "five", ["two"])]
+    rows = [{"query": query, "pos": [positive], "neg": negatives} for query, positive, negatives in texts]
+    train = _splits(tmp_path, rows).train
+    assert [len(train.draw(np.array([i]), np.array([0]))) for i in range(3)] == [2, 2, 2]
+
+
+def test_pairs_with_grades_are_groups_and_their_grades_are_gains(tmp_path: Path) -> None:
+    rows = [{"query": f"q {i % 3}", "document": f"d {i}", "score": i % 4} for i in range(12)]
+    train = _splits(tmp_path, rows, data={"negatives": 9, "positives": 9}).train
+    found = train.draw(np.arange(3), np.zeros(3, dtype=np.int64))
+    for group in range(3):  # of its positives the visits take turns
+        assert sorted(found.gains[found.groups == group][:3].tolist()) == [1, 2, 3]
+    assert found.gains[3::4].tolist() == [0, 0, 0]
+    assert found.positive.tolist() == [True, True, True, False] * 3
+    assert found.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        ([{"query": f"q{i}", "pos": [f"a{i}"], "neg": []} for i in range(3)], {}, "no row has a negative: give"),
+        ([{"query": f"q{i}", "document": f"d{i}", "score": 0} for i in range(2)]
+         + [{"query": "q3", "document": "d3", "score": -1}], {}, "no query has a positive"),
+        (_rows(3, 3), {"data": {"ranks": [90, 99]}}, "data.ranks may leave none"),
+        ([{k: x for k, x in row.items() if "scores" not in k} for row in _rows(3, 3)], {"loss": {"type": "kl"}},
+         "needs a teacher's score of every candidate"),
+    ],
+)  # fmt: skip
+def test_what_no_loss_can_use_is_refused_in_a_line(
+    tmp_path: Path, rows: list[dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        _splits(tmp_path, rows, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_of_one_is_left_out_with_a_word_and_kept_by_a_loss_of_single_pairs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [*_rows(3, 3), {"query": "alone", "pos": ["one"], "neg": [], "pos_scores": [1.0], "neg_scores": []}]
+    with caplog.at_level(logging.WARNING):
+        assert len(_splits(tmp_path, rows).train) == 3
+    assert "1 query without a negative left out" in caplog.text
+    assert len(_splits(tmp_path, rows, loss={"type": "bce"}).train) == 4
