@@ -77,12 +77,16 @@ help:
 
 install: $(VENV)/.installed
 
-# torch goes first and by exact pin: left to a resolver it becomes another release with gigabytes of CUDA packages.
+# The release of Python is looked at before anything is made, and that of an environment which is there.
+PYTHON_IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))'
+
 $(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep "^torch==" constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev,docs]"
-	touch $@
+	@$(PYTHON) $(PYTHON_IS_NEW_ENOUGH) 2>/dev/null || { echo "error: CAPT needs Python 3.11 or newer, and $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1 | head -n 1): make install PYTHON=python3.11" >&2; exit 1; }
+	@test ! -x $(BIN)/python || $(BIN)/python $(PYTHON_IS_NEW_ENOUGH) || { echo "error: CAPT needs Python 3.11 or newer," \
+	    "and $(VENV) has $$($(BIN)/python --version 2>&1): rm -r $(VENV) && make install" >&2; exit 1; }
+	@$(PYTHON) install.py $(VENV)
+	@touch $@
 
 # Everything that `make install` takes, for hosts without a network: DeepSpeed and fairscale come as sources alone.
 wheelhouse: install

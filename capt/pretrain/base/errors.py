@@ -258,10 +258,11 @@ def _line(value: object, limit: int = 1000) -> str:
 
 
 _EXTRAS = {
-    "train": (
-        "datasets", "deepspeed", "fsspec", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich",
-        "scipy", "sentencepiece", "sklearn", "tensorboard", "tokenizers", "transformers", "typer", "yaml",
+    "models": (
+        "fsspec", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich", "sentencepiece", "tokenizers",
+        "transformers", "typer", "yaml",
     ),
+    "train": ("datasets", "deepspeed", "scipy", "sklearn", "tensorboard"),
     "sweep": ("optuna", "ray"),
     "report": ("matplotlib",),
     "export": ("sentence_transformers",),

@@ -12,16 +12,13 @@ import torch
 
 
 def quiet_libraries(*, debug: bool) -> None:
-    """Silence DeepSpeed's INFO lines and torch's notes about its deprecated calls; call before importing it."""
+    """Silence torch's notes about its deprecated calls, and DeepSpeed's; call before importing that."""
     if debug:
         return
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     for module in (r"torch\.distributed", r"deepspeed"):
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # what nested tensors ask it, it finds odd
-    from deepspeed.utils import logger
-
-    logger.setLevel(logging.WARNING)
 
 
 @contextmanager
