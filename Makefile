@@ -2,14 +2,15 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Of make quickstart: its folder.
 RUN    ?= runs/quickstart
+# Of make quickstart-text: its folder.
+READ   ?= runs/quickstart-text
 ARGS   ?=
 FUZZ   ?= 10000
-# Of make quickstart: what is searched in the text, which is code's or the user's own.
+# Of make quickstart-text: what is searched in the text, which is code's or the user's own.
 QUERIES ?= $(if $(FILES)$(findstring data.,$(ARGS)),"she opened the door and went out" "how much does it cost" \
 	"it is the law of the land","return the maximum value" "open a file for reading" "raise an error if the input is wrong")
-# Of make quickstart-pairs: its folder.
-PAIRS  ?= runs/quickstart-pairs
 # Of make quickstart-retrieval: its folder, a BEIR folder (without one, the text of CAPT_DATA, else docstrings of the installed
 # packages), keys of training on text and of both rounds on pairs, and rules of the negatives.
 RETRIEVAL ?= runs/quickstart-retrieval
@@ -29,6 +30,8 @@ EPOCHS_NLVR2 ?= 4
 WORKERS ?= 2
 KILLS   ?= 1000
 WHEELHOUSE ?= wheelhouse
+# Of make wheel: the release of the tool that checks it.
+TWINE  := 7.0.0
 # Of make sbom: the Python whose packages are listed, and the list.
 OF      ?= $(BIN)/python
 SBOM    ?= build/sbom.json
@@ -49,7 +52,7 @@ FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py swee
 	$(addprefix tests/distributed/test_,pods.py supervision.py meeting.py local.py ledger.py replicas.py stores.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-core test-gpu test-floor slow fuzz faults soak check format docs bench sbom kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-text quickstart-vl quickstart-retrieval wheel test test-core test-gpu test-floor slow fuzz faults soak check format docs bench sbom kenlm clean
 .DEFAULT_GOAL := help
 # Where an image sets it, every process would compile each file again, and rewrite the assertions of each test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,9 +60,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make install     .venv with everything pinned"
 	@echo "make wheelhouse  all of its packages as wheels in a folder, for hosts without a network (WHEELHOUSE=wheelhouse)"
-	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
+	@echo "make quickstart  a search over Python's library: train on 2 processes, resume, measure beside BM25, export, ask, report"
+	@echo "make quickstart-text  the same for text alone: docstrings, or the text of CAPT_DATA"
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
-	@echo "make quickstart-pairs  an embedding model from pairs: what a function does, and its name with its signature"
 	@echo "make quickstart-retrieval  documents and no pairs: BM25, random weights, text, pairs, text then pairs, mined negatives"
 	@echo "make test        what runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-core   the same of the core: without pictures, latent variables and words"
@@ -88,6 +91,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) install.py $(VENV)
 	@touch $@
 
+# Of this commit, for an environment that exists; the tool has one of its own.
+wheel: install
+	rm -rf dist build/lib
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	test -x build/twine/bin/twine || { $(PYTHON) -m venv build/twine && \
+	    build/twine/bin/python -m pip install --quiet --disable-pip-version-check twine==$(TWINE); }
+	build/twine/bin/twine check --strict dist/*.whl
+
 # Everything that `make install` takes, for hosts without a network: DeepSpeed and fairscale come as sources alone.
 wheelhouse: install
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --wheel-dir $(WHEELHOUSE) \
@@ -95,18 +106,40 @@ wheelhouse: install
 	rm -f $(WHEELHOUSE)/capt_pretraining-*.whl
 	@echo "$(WHEELHOUSE): copy it and this folder, then run there: PIP_NO_INDEX=1 PIP_FIND_LINKS=$(WHEELHOUSE) make install"
 
+# Pairs from a text's own structure: the docstring of each installed function, and the function's name and signature.
+# Searched are the functions of Python's own library, by docstrings of which none was trained on. From random weights: one
+# step at a rate of nearly 0 makes the checkpoint.
 quickstart: install
+	rm -rf $(RUN)
+	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
+	    print(write_library_search(Path('$(RUN)/data')))"
+	$(BIN)/capt pretrain mlm_tiny run.dir=$(RUN)/encoder data.files=$(RUN)/data/text.txt schedule.max_steps=1 \
+	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8
+	$(BIN)/capt pretrain pairs_tiny --nproc 2 run.dir=$(RUN)/model model.init=$(RUN)/encoder \
+	    data.files=$(RUN)/data/pairs.jsonl batch.micro=128 optimizer.lr=2.0e-3 \
+	    validate.retrieval.folders=[$(RUN)/data/beir] schedule.stop_after=150 $(ARGS) || test $$? -eq 75
+	$(BIN)/capt resume $(RUN)/model
+	$(BIN)/capt convert $(RUN)/model $(RUN)/export --to sentence-transformers
+	$(BIN)/capt evaluate $(RUN)/model --retrieval $(RUN)/data/beir --bm25
+	tr '\n' '\0' < $(RUN)/data/queries.txt | xargs -0 $(BIN)/capt neighbors $(RUN)/export \
+	    --text $(RUN)/data/library.txt --lines 50000
+	@echo "what the four describe:" && cat $(RUN)/data/answers.txt
+	$(BIN)/capt report $(RUN)/model --out $(RUN)/report
+	@echo "report: $(RUN)/report/report.html   sentence-transformers model: $(RUN)/export"
+
+# Text alone: the docstrings of the installed packages, or the text of CAPT_DATA.
+quickstart-text: install
 	$(if $(CAPT_DATA),$(if $(FILES)$(findstring data.,$(ARGS)),,$(error CAPT_DATA=$(CAPT_DATA): no .txt, .jsonl (also .gz) \
 	    or .parquet file in it, nor in its folder corpus)))
-	rm -rf $(RUN)
-	$(BIN)/capt pretrain capt_tiny --nproc 2 run.dir=$(RUN) schedule.stop_after=150 $(DATA) $(ARGS) || test $$? -eq 75
-	$(BIN)/capt resume $(RUN)
-	$(BIN)/capt convert $(RUN) $(RUN)/export/hf --to hf
-	$(BIN)/capt convert $(RUN) $(RUN)/export/sentence-transformers --to sentence-transformers --pooling mean
-	$(BIN)/capt neighbors $(RUN)/export/sentence-transformers --run $(RUN) \
+	rm -rf $(READ)
+	$(BIN)/capt pretrain capt_tiny --nproc 2 run.dir=$(READ) schedule.stop_after=150 $(DATA) $(ARGS) || test $$? -eq 75
+	$(BIN)/capt resume $(READ)
+	$(BIN)/capt convert $(READ) $(READ)/export/hf --to hf
+	$(BIN)/capt convert $(READ) $(READ)/export/sentence-transformers --to sentence-transformers --pooling mean
+	$(BIN)/capt neighbors $(READ)/export/sentence-transformers --run $(READ) \
 	    --lines 20000 $(QUERIES)
-	$(BIN)/capt report $(RUN) --out $(RUN)/report
-	@echo "report: $(RUN)/report/report.html   Hugging Face model: $(RUN)/export/hf"
+	$(BIN)/capt report $(READ) --out $(READ)/report
+	@echo "report: $(READ)/report/report.html   Hugging Face model: $(READ)/export/hf"
 
 # Pictures and words on the synthetic microworld: $(VL)/world is made by a program, and every answer in it is known.
 WORLD  := $(VL)/world
@@ -140,27 +173,6 @@ quickstart-vl: install
 	$(BIN)/capt report $(VL)/pretraining --out $(VL)/report
 	$(BIN)/capt report $(VL)/vqa $(VL)/gqa $(VL)/nlvr2 --out $(VL)/report-tasks
 	@echo "report: $(VL)/report/report.html   Hugging Face model: $(VL)/export/hf   figures on the synthetic test split: $(VL)/*_figures.json"
-
-# Pairs from a text's own structure: the docstring of each installed function, and the function's name and signature.
-# Searched are the functions of Python's own library, by docstrings of which none was trained on. From random weights: one
-# step at a rate of nearly 0 makes the checkpoint.
-quickstart-pairs: install
-	rm -rf $(PAIRS)
-	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
-	    print(write_library_search(Path('$(PAIRS)/data')))"
-	$(BIN)/capt pretrain mlm_tiny run.dir=$(PAIRS)/encoder data.files=$(PAIRS)/data/text.txt schedule.max_steps=1 \
-	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8
-	$(BIN)/capt pretrain pairs_tiny --nproc 2 run.dir=$(PAIRS)/model model.init=$(PAIRS)/encoder \
-	    data.files=$(PAIRS)/data/pairs.jsonl batch.micro=128 optimizer.lr=2.0e-3 \
-	    validate.retrieval.folders=[$(PAIRS)/data/beir] schedule.stop_after=150 $(ARGS) || test $$? -eq 75
-	$(BIN)/capt resume $(PAIRS)/model
-	$(BIN)/capt convert $(PAIRS)/model $(PAIRS)/export --to sentence-transformers
-	$(BIN)/capt evaluate $(PAIRS)/model --retrieval $(PAIRS)/data/beir --bm25
-	tr '\n' '\0' < $(PAIRS)/data/queries.txt | xargs -0 $(BIN)/capt neighbors $(PAIRS)/export \
-	    --text $(PAIRS)/data/library.txt --lines 50000
-	@echo "what the four describe:" && cat $(PAIRS)/data/answers.txt
-	$(BIN)/capt report $(PAIRS)/model --out $(PAIRS)/report
-	@echo "report: $(PAIRS)/report/report.html   sentence-transformers model: $(PAIRS)/export"
 
 # Documents and no pairs, in the order that helps: text first, then pairs that the documents have themselves. From random weights,
 # so that all that is learnt is learnt here: one step at a rate of nearly 0 makes the checkpoint.

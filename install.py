@@ -28,7 +28,11 @@ AS_UV = {
 """A setting of pip -> the variable that says the same to uv, which does not read pip's settings."""
 PIP_ALONE = {"no-index", "trusted-host", "client-cert", "proxy"}
 """Settings of pip with which it does the work itself."""
-SHOWN = re.compile(r"error|warning: (?!Failed to hardlink)|^ *(Resolved|Prepared|Installed|Building|Built|Installing)|\d\d[.\d]* ?(MB|MiB)|GB|GiB", re.I)  # fmt: skip
+SHOWN = re.compile(
+    r"error|warning: (?!Failed to hardlink)|^ *(Resolved|Prepared|Installed|Building|Built|Installing)"
+    r"|\d\d[.\d]* ?(MB|MiB)|GB|GiB",
+    re.I,
+)
 """Lines of uv and pip that tell what takes the time; the others are a list of packages."""
 
 
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         torch = install_torch(tool, python)
         tool.install(torch, "-e", f"{HERE}[all,dev,docs]")
     found = build_of_torch(python)
-    if found is None or f"torch=={found}" != torch and "+" in torch:
+    if found is None or ("+" in torch and f"torch=={found}" != torch):
         return failure(f"{torch} was asked for and torch {found} is installed")
     size = sum(path.lstat().st_blocks * 512 for path in folder.rglob("*")) / 1e9
     say(f"done in {time.monotonic() - begun:.0f} s: torch {found}, {size:.1f} GB; next: . {folder}/bin/activate")
@@ -142,7 +146,7 @@ def as_uv(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def install_torch(tool: Pip, python: Path) -> str:
-    """Install the pinned torch in the build for this machine; returns its requirement. Raises ``CalledProcessError``."""
+    """Install the pinned torch, built for this machine; returns its requirement. Raises ``CalledProcessError``."""
     pin = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     found = build_of_torch(python)
     if found and f"torch=={found}".partition("+")[0] == pin:
@@ -174,7 +178,7 @@ def build_of_torch(python: Path) -> str | None:
 
 def say(text: str) -> None:
     """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")
 
 
 def failure(text: str) -> int:

@@ -147,7 +147,7 @@ def test_the_quickstart_searches_for_what_its_text_is_about(ours: str, asks: str
     """Questions about functions are for docstrings; no line of a user's own text need answer them."""
     (tmp_path / "my.txt").write_text("text\n")
     words = [f"CAPT_DATA={tmp_path}" if ours == "TEXT" else "CAPT_DATA=", *([ours] if "=" in ours else [])]
-    make = ["make", "-n", "-o", "install", "quickstart", *words]
+    make = ["make", "-n", "-o", "install", "quickstart-text", *words]
     shown = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     search = shown.partition("capt neighbors")[2].partition("capt report")[0]
     assert asks in search

@@ -29,8 +29,9 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
 def _requirements() -> Iterator[Requirement]:
+    """The requirements of all extras, without the extras that an extra names itself."""
     for group in (PROJECT["dependencies"], *(EXTRAS[name] for name in EXTRAS if name not in ("all", "track"))):
-        yield from map(Requirement, group)
+        yield from (each for each in map(Requirement, group) if each.name != PROJECT["name"])
 
 
 @pytest.mark.parametrize("requirement", list(_requirements()), ids=lambda requirement: requirement.name)
@@ -45,6 +46,17 @@ def test_a_range_begins_with_a_tested_release_and_ends_before_the_next_major_one
 def _pins(name: str) -> dict[str, str]:
     pins = (line.split("==") for line in (ROOT / name).read_text().splitlines() if "==" in line)
     return {canonicalize_name(package): release for package, release in pins}
+
+
+def test_a_search_needs_no_trainer() -> None:
+    """Nothing that the extra ``search`` names, nor what these extras name, belongs to training."""
+    asked, names = ["search"], set()
+    while asked:
+        for requirement in map(Requirement, EXTRAS[asked.pop()]):
+            asked += requirement.extras if requirement.name == PROJECT["name"] else ()
+            names.add(requirement.name)
+    assert {"bm25s", "sentence-transformers", "transformers", "typer"} <= names
+    assert not names & {"datasets", "deepspeed", "ray", "scikit-learn", "scipy", "tensorboard"}
 
 
 def test_every_package_says_that_it_is_typed() -> None:
@@ -79,7 +91,7 @@ def test_a_missing_package_is_one_sentence_and_an_unknown_one_is_a_fault_of_ours
 
 
 def test_no_text_installs_an_extra_from_an_index() -> None:
-    """The distribution is on no index: an extra is installed in a checkout."""
+    """Extras are those of the checkout or wheel at hand, not of what an index has under the name."""
     files = [path for folder in ("capt", "docs", "docker", "tests") for path in (ROOT / folder).rglob("*")]
     files += [path for path in ROOT.iterdir() if path.name != "CHANGELOG.md"]
     texts = [path for path in files if path.suffix in (".py", ".md", ".yaml", ".yml", ".sh") or path.name == "Makefile"]
@@ -176,7 +188,7 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"deepspeed", "p
 def test_the_command_of_the_core_names_the_extra_to_install(environment: Path) -> None:
     done = _run(environment, "-m", "capt.launcher", "--help")
     assert done.returncode == 1
-    assert done.stderr == "error: the package typer is not installed: pip install '.[train]' in a checkout\n"
+    assert done.stderr == "error: the package typer is not installed: pip install '.[models]' in a checkout\n"
 
 
 def test_the_wheel_holds_the_shipped_jobs_and_the_marks_of_typed_packages(environment: Path) -> None:

@@ -259,8 +259,8 @@ def _line(value: object, limit: int = 1000) -> str:
 
 _EXTRAS = {
     "models": (
-        "fsspec", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich", "sentencepiece", "tokenizers",
-        "transformers", "typer", "yaml",
+        "fsspec", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich", "sentencepiece",
+        "tokenizers", "transformers", "typer", "yaml",
     ),
     "train": ("datasets", "deepspeed", "scipy", "sklearn", "tensorboard"),
     "sweep": ("optuna", "ray"),
@@ -291,5 +291,5 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs an extra; the distribution is on no index."""
+    """Return the command that installs an extra of the checkout."""
     return f"pip install '.[{extra}]' in a checkout"

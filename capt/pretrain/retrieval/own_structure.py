@@ -147,7 +147,7 @@ TOUR = (
 
 
 def write_library_search(out: Path, folders: Sequence[Path] | None = None) -> str:
-    """Write the data of ``make quickstart-pairs``: a search in Python's own library by what a function does.
+    """Write the data of ``make quickstart``: a search in Python's own library by what a function does.
 
     Beside what `write_docstring_data` writes there are ``library.txt``, the signatures of the standard library, and
     ``queries.txt`` and ``answers.txt``: of each of the first four packages of `TOUR` that have one, the first held-out
