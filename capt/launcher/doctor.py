@@ -70,11 +70,11 @@ def _bounded(name: str, value: int, least: int, finding: str, advice: str) -> Ch
 def _packages() -> Iterator[Check]:
     ranges, extras = _requirements()
     for name in _PACKAGES:
-        extra = extras.get(name, "train")
+        extra = extras.get(name, "models")
         try:
             installed = version(name)
         except PackageNotFoundError:
-            level: Level = "fail" if extra == "train" else "note"
+            level: Level = {"models": "fail", "train": "warn"}.get(extra, "note")  # a search needs no trainer
             yield Check(name, level, "not installed", how_to_install(extra))
             continue
         if name in ranges and not ranges[name].contains(installed, prereleases=True):
