@@ -37,6 +37,8 @@ OF      ?= $(BIN)/python
 SBOM    ?= build/sbom.json
 # Of make test-floor: its environment.
 FLOOR   ?= build/floor
+# Of make test-newest: its environment.
+NEWEST  ?= build/newest
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
 TEXT   := $(if $(CAPT_DATA),$(if $(wildcard $(CAPT_DATA)/corpus),$(CAPT_DATA)/corpus,$(CAPT_DATA)))
@@ -52,7 +54,7 @@ FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py swee
 	$(addprefix tests/distributed/test_,pods.py supervision.py meeting.py local.py ledger.py replicas.py stores.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-text quickstart-vl quickstart-retrieval wheel test test-core test-gpu test-floor slow fuzz faults soak check format docs bench sbom kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-text quickstart-vl quickstart-retrieval wheel test test-core test-gpu test-floor test-newest slow fuzz faults soak check format docs bench sbom kenlm clean
 .DEFAULT_GOAL := help
 # Where an image sets it, every process would compile each file again, and rewrite the assertions of each test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -69,6 +71,8 @@ help:
 	@echo "make slow        the long forms of tests, which make test leaves out"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make test-floor  unit, parity and some distributed tests with the lowest releases that are allowed"
+	@echo "make test-newest  the same with the newest releases that an index has"
+	@echo "make wheel       a wheel in dist, checked by twine"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
 	@echo "make faults      the fault tests alone: processes, hosts, disks and memories that fail, about five minutes"
 	@echo "make soak        processes of supervised jobs are killed a thousand times (KILLS=1000), about half an hour"
@@ -80,14 +84,14 @@ help:
 
 install: $(VENV)/.installed
 
-# The release of Python is looked at before anything is made, and that of an environment which is there.
-PYTHON_IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))'
+# The release of Python is looked at before anything is made, and that of an environment which is there: the pins are for 3.11.5.
+PYTHON_IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))'
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) $(PYTHON_IS_NEW_ENOUGH) 2>/dev/null || { echo "error: CAPT needs Python 3.11 or newer, and $(PYTHON) is" \
-	    "$$($(PYTHON) --version 2>&1 | head -n 1): make install PYTHON=python3.11" >&2; exit 1; }
-	@test ! -x $(BIN)/python || $(BIN)/python $(PYTHON_IS_NEW_ENOUGH) || { echo "error: CAPT needs Python 3.11 or newer," \
-	    "and $(VENV) has $$($(BIN)/python --version 2>&1): rm -r $(VENV) && make install" >&2; exit 1; }
+	@$(PYTHON) $(PYTHON_IS_NEW_ENOUGH) 2>/dev/null || { echo "error: the pinned packages need Python 3.11.5 or newer, and $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1 | head -n 1): make install PYTHON=python3.12" >&2; exit 1; }
+	@test ! -x $(BIN)/python || $(BIN)/python $(PYTHON_IS_NEW_ENOUGH) || { echo "error: the pinned packages need Python 3.11.5 or" \
+	    "newer, and $(VENV) has $$($(BIN)/python --version 2>&1): rm -r $(VENV) && make install" >&2; exit 1; }
 	@$(PYTHON) install.py $(VENV)
 	@touch $@
 
@@ -207,7 +211,7 @@ quickstart-retrieval: install
 	    pairs.jsonl:bm25)
 
 # Each worker computes on one thread: with one a core, the threads of the workers would wait for one another.
-test slow test-floor faults: export OMP_NUM_THREADS ?= 1
+test slow test-floor test-newest faults: export OMP_NUM_THREADS ?= 1
 
 test: install
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=50 --durations-min=1
@@ -236,6 +240,17 @@ FLOOR_TESTS := $(addprefix tests/unit/,contrast engine language models) tests/pa
 
 test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(FLOOR_TESTS)
+
+# The other end of the ranges: the newest releases that an index has, without pins but those of the test tools.
+$(NEWEST)/.installed: pyproject.toml
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+	    -e ".[train,report,export,retrieval,fairscale,vision,duplicates]" \
+	    accelerate beartype hypothesis jsonschema pytest pytest-timeout pytest-xdist pytrec-eval-terrier
+	touch $@
+
+test-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(FLOOR_TESTS)
 
 fuzz: install
 	CAPT_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz tests/families/pictures/fuzz -q --timeout 7200

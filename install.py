@@ -29,7 +29,7 @@ AS_UV = {
 PIP_ALONE = {"no-index", "trusted-host", "client-cert", "proxy"}
 """Settings of pip with which it does the work itself."""
 SHOWN = re.compile(
-    r"error|warning: (?!Failed to hardlink)|^ *(Resolved|Prepared|Installed|Building|Built|Installing)"
+    r"warning: (?!Failed to hardlink)|^ *(Resolved|Prepared|Installed|Building|Built|Installing)"
     r"|\d\d[.\d]* ?(MB|MiB)|GB|GiB",
     re.I,
 )
@@ -49,12 +49,14 @@ def main(arguments: Sequence[str]) -> int:
         say("2 of 2: everything else")
         tool.install(torch, "-e", f"{HERE}[all,dev,docs]")
     except subprocess.CalledProcessError:
-        if isinstance(tool, Pip):
+        if not isinstance(tool, Uv):
             return failure("pip could not install the packages; its lines above say why")
         say("uv could not; the same by pip")
-        tool = Pip(python)
-        torch = install_torch(tool, python)
-        tool.install(torch, "-e", f"{HERE}[all,dev,docs]")
+        try:
+            torch = install_torch(Pip(python), python)
+            Pip(python).install(torch, "-e", f"{HERE}[all,dev,docs]")
+        except subprocess.CalledProcessError:
+            return failure("pip could not install the packages; its lines above say why")
     found = build_of_torch(python)
     if found is None or ("+" in torch and f"torch=={found}" != torch):
         return failure(f"{torch} was asked for and torch {found} is installed")
@@ -89,9 +91,11 @@ class Pip:
             command, cwd=HERE, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:
             assert process.stdout is not None
+            failing = False
             for line in process.stdout:
-                if not quiet and SHOWN.search(line):
-                    say(f"  {line.strip()[:150]}")
+                failing = failing or line.lower().startswith("error")
+                if not quiet and (failing or SHOWN.search(line)):
+                    say(f"  {line.strip()[:300]}")
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
 

@@ -34,8 +34,8 @@ def test_an_old_python_is_one_line_and_leaves_no_environment(tmp_path: Path) -> 
     done = _make(f"VENV={tmp_path}/env", f"PYTHON={_old_python(tmp_path / 'python3')}")
     first = done.stderr.splitlines()[0]
     assert done.returncode
-    assert first.startswith("error: CAPT needs Python 3.11 or newer, and ")
-    assert first.endswith("is Python 3.10.13: make install PYTHON=python3.11")
+    assert first.startswith("error: the pinned packages need Python 3.11.5 or newer, and ")
+    assert first.endswith("is Python 3.10.13: make install PYTHON=python3.12")
     assert not (tmp_path / "env").exists()
 
 
@@ -43,7 +43,8 @@ def test_an_environment_of_an_old_python_is_not_taken(tmp_path: Path) -> None:
     _old_python(tmp_path / "env/bin/python")
     done = _make(f"VENV={tmp_path}/env", f"PYTHON={sys.executable}")
     assert done.returncode
-    assert done.stderr.startswith(f"error: CAPT needs Python 3.11 or newer, and {tmp_path}/env has Python 3.10.13: rm")
+    expected = f"error: the pinned packages need Python 3.11.5 or newer, and {tmp_path}/env has Python 3.10.13: rm"
+    assert done.stderr.startswith(expected)
 
 
 def test_an_environment_that_cannot_be_made_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +93,25 @@ def test_the_build_of_torch(
     monkeypatch.setattr(install, "settings_of_pip", lambda _: {})
     assert [install.install_torch(Tool(), Path("python"))] == takes
     assert ("the index's own build is taken" in capsys.readouterr().err) == (offered == {PIN})
+
+
+def test_pip_goes_on_where_uv_fails_and_the_reason_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tool that cannot: its words from the error on, then pip, and an error where that cannot either."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    words = "print('Using Python'); print('error: No solution'); print('because of x'); raise SystemExit(1)"
+
+    def fails(tool: install.Pip, _: Path) -> str:
+        tool.command = [sys.executable, "-c", words]
+        tool.install("torch")
+        return "torch"
+
+    monkeypatch.setattr(install, "with_uv", lambda python: install.Uv(python, {}))
+    monkeypatch.setattr(install, "install_torch", fails)
+    assert install.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("because of x") == 2
+    assert "Using Python" not in said
+    assert said.index("uv could not; the same by pip") < said.index("error: pip could not install")
