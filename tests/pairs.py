@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from capt.pretrain.base.overlap import text_hash
+from capt.pretrain.retrieval.store import VectorIdentity, VectorStore
 from tests.finetune import sentence, write_encoder
 
 
@@ -69,6 +74,33 @@ def two_sources(folder: Path) -> dict[str, Any]:
             {"name": "second", "files": [str(second)], "negatives": 2, "query_length": 16, "temperature": 0.1},
         ],
     }
+
+
+def every_text(*files: Path) -> list[str]:
+    """All texts of files of pairs, or of texts alone, each once."""
+    found: dict[str, None] = {}
+    for path in files:
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            texts = [row["text"]] if "text" in row else [row["query"], *row["pos"], *row["neg"]]
+            found.update(dict.fromkeys(texts))
+    return list(found)
+
+
+def write_vectors(
+    store: Path, texts: Sequence[str], width: int, *, prompt: str = "", seed: int = 0, model: str = "a teacher"
+) -> VectorStore:
+    """A store with random vectors of texts."""
+    vectors = VectorStore(store, VectorIdentity(model, "a tokenizer", prompt, 24, "mean", width))
+    rows = np.random.default_rng(seed).standard_normal((len(texts), width)).astype(np.float32)
+    vectors.add([text_hash(text) for text in texts], rows)
+    vectors.close()
+    return vectors
+
+
+def taught_by(store: Path, losses: dict[str, Any]) -> dict[str, Any]:
+    """Changes that make a job of pairs one with a teacher's vectors."""
+    return {"distillation": {"vectors": str(store), **losses}}
 
 
 def every_form(folder: Path, *, mixed: bool) -> dict[str, Any]:

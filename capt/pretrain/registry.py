@@ -73,6 +73,10 @@ RETRIEVAL = "capt.pretrain.retrieval.validation:RetrievalValidation"
 """Class that measures ``validate.retrieval``. The engine finds it here, because the class imports the engine."""
 
 
+TEACHER = "capt.pretrain.retrieval.teacher:open_teacher"
+"""Function that opens ``distillation.vectors``. Jobs of pairs find it here, because what encodes texts imports them."""
+
+
 def _package(type_: str) -> str:
     return look_up(type_, TASKS, "capt.tasks", "task.type: unknown task")
 
@@ -188,6 +192,12 @@ def retrieval_validation(section: Any) -> Any:
     """Build what measures a section ``validate.retrieval`` (imports torch; collective). Raises ``DataError``."""
     module, _, attribute = RETRIEVAL.partition(":")
     return getattr(importlib.import_module(module), attribute)(section)
+
+
+def teacher_vectors(section: Any, verifier: Any) -> Any:
+    """Open the vectors that a section ``distillation`` names (collective). Raises ``ConfigError``, ``DataError``."""
+    module, _, attribute = TEACHER.partition(":")
+    return getattr(importlib.import_module(module), attribute)(section, verifier)
 
 
 def _callback_path(name: str) -> str:

@@ -24,7 +24,7 @@ from tests.finetune import glue_mapping, sentence, write_encoder, write_task
 from tests.language import language_mapping, write_corpus
 from tests.latent import small_job as latent_job
 from tests.latent import write_text as write_sentences
-from tests.pairs import pairs_mapping, two_sources
+from tests.pairs import every_text, pairs_mapping, two_sources, write_vectors
 from tests.runs import rows_of
 from tests.support import run_ranks, stopped_at, train_job, train_seen
 from tests.vision_language import vision_language_mapping
@@ -65,6 +65,22 @@ def _pairs(folder: Path, exact: bool) -> Mapping:
     model = {**DROPOUT, "projection": 12} if exact else {"projection": 12}
     return pairs_mapping(
         folder, data=two_sources(folder), model=model, contrast={"queue": 24}, validate={"every": 3},
+        optimizer={"lr": 1e-3, "clip": 0.0}, engine={"zero_stage": 1, "precision": "fp32"},
+    )  # fmt: skip
+
+
+def _taught(folder: Path, exact: bool) -> Mapping:
+    """Pairs and texts alone, all losses of a teacher's vectors, a projection that the export leaves behind."""
+    data = two_sources(folder)
+    alone = folder / "alone.jsonl"
+    texts = every_text(*(Path(file) for source in data["sources"] for file in source["files"]))
+    alone.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts[:50]))
+    write_vectors(folder / "vectors", texts, 12)
+    data["sources"][0] |= {"files": [str(alone)], "loss": "none", "prompts": {}}
+    losses = {"cosine": 1.0, "mse": 0.5, "listwise": 0.2, "listwise_temperature": 0.1}
+    return pairs_mapping(
+        folder, data=data, model=DROPOUT if exact else {}, validate={"every": 3},
+        distillation={"vectors": str(folder / "vectors"), **losses},
         optimizer={"lr": 1e-3, "clip": 0.0}, engine={"zero_stage": 1, "precision": "fp32"},
     )  # fmt: skip
 
@@ -139,6 +155,7 @@ TASKS = {
     "capt_language": Row(_language, 1e-5),
     "capt_language, spans": Row(_spans, 1e-5),
     "capt_pairs": Row(_pairs, 1e-4),
+    "capt_pairs, a teacher's vectors": Row(_taught, 1e-4, ((2, 0, 2), (1, 3, 4), (4, 2, None))),
     "capt_vl": Row(_vision_language, 1e-5),
     "glue": Row(_glue, 2e-4),
     "labels": Row(_labels, 2e-4),

@@ -49,6 +49,7 @@ PICTURES = [
 NEEDS = {
     "capt_tiny": [],
     "capt_pairs": ["data.files=@/pairs.jsonl", "model.init=@/encoder"],
+    "capt_distil": ["data.files=@/text.txt", "model.init=@/encoder", "distillation.vectors=@/vectors"],
     "capt_vl": ["data.regions=@/store", "data.train=@/train.json"],
     "capt_vl_small": [],
     "capt_vl_microworld": [],

@@ -74,6 +74,14 @@ class RetrievalOptions:
         Path | None,
         typer.Option(help="JSON lines with the figures of each query, for capt compare. (--retrieval, --rerank)"),
     ] = None
+    documents_by: Annotated[
+        Path | None,
+        typer.Option(
+            parser=o.source_path,
+            metavar="MODEL",
+            help="Another model for the documents, as a teacher whose vectors the model has learnt. (--retrieval)",
+        ),
+    ] = None
     query_prompt: QueryPrompt = None
     document_prompt: DocumentPrompt = None
     store: Store = None
@@ -145,6 +153,7 @@ def _retrieval(model: Path, given: Mapping[str, Any]) -> Result:
         "settings": {
             "dims": _dims(given.get("dims")), "bm25": given.get("bm25", False), "fusion": given.get("fusion", False),
             "split": given.get("split"),
+            "documents_by": str(given["documents_by"]) if "documents_by" in given else None,
             "per_query": str(per_query.absolute()) if per_query else None,
         },
         "encoder": asdict(_encoder(given, "--retrieval")), "store": store, "out": str(out.absolute()) if out else None,

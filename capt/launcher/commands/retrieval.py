@@ -74,7 +74,7 @@ class RankOptions:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(epilog="\b\nExample: capt encode exported-st --text corpus.jsonl --out vectors --nproc 2")(encode)
+    app.command(epilog="\b\nExample: capt encode corpus.jsonl --model exported-st --out vectors --nproc 2")(encode)
     app.command(
         epilog="\b\nExample: capt mine --pairs pairs.jsonl --corpus beir --model exported-st --relative-margin 0.05 "
         "--out mined"
@@ -84,8 +84,20 @@ def register(app: typer.Typer) -> None:
 
 def encode(
     context: typer.Context,
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL | TEXTS...", help="The model; or with --model the texts, as for --text."),
+    ] = None,
     *,
-    model: Model,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            parser=o.source_path,
+            metavar="MODEL",
+            help="A checkpoint or run, a Hugging Face or sentence-transformers folder, or USER/NAME of the hub: the "
+            "texts are then named first.",
+        ),
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(
@@ -113,11 +125,12 @@ def encode(
     After an interruption give the same command again.
     """
     o.quiet(context)
-    if not text and run is None:
+    model, texts = _model_and_texts(named or [], model, text or [])
+    if not texts and run is None:
         raise ConfigError("nothing to encode: give --text FILE or --run RUN")
     out = o.written_place(out)
     work = {
-        "command": "encode", "model": str(model), "text": [o.place(each) for each in text or []],
+        "command": "encode", "model": str(model), "text": [o.place(each) for each in texts],
         "run": str(run.absolute()) if run else None, "column": text_column, "role": role,
         "encoder": asdict(encoder), "store": vectors.stored(out),
     }  # fmt: skip
@@ -130,6 +143,16 @@ def encode(
             f"{each['source']} ({each['role']}): {each['texts']:,} texts, {each['encoded']:,} encoded now, "
             f"{each['dimension']} dimensions in {each['folder']}"
         )
+
+
+def _model_and_texts(named: list[str], model: Path | None, text: list[str]) -> tuple[Path, list[str]]:
+    """Return the model and the texts of a command that names either of them first."""
+    if model is not None:
+        return model, [*named, *text]
+    if len(named) != 1:
+        texts = f"{len(named)} names" if named else "no model"
+        raise ConfigError(f"{texts}: give capt encode MODEL --text FILE, or capt encode TEXTS --model MODEL")
+    return o.source_path(named[0]), text
 
 
 def mine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import unicodedata
 from collections import Counter
@@ -23,6 +24,13 @@ def folded_text(text: str) -> str:
 def same_text(text: str) -> str:
     """The form of a text in which texts that differ in case, spaces or Unicode's form alone are equal."""
     return " ".join(folded_text(text).split())
+
+
+def text_hash(text: str | tuple[str, str]) -> bytes:
+    """The first 16 bytes of the SHA-256 of a text, or of a pair of texts, by which what was computed of it is found."""
+    if isinstance(text, tuple):  # with a length, so that no two pairs have the same characters in a row
+        text = f"{len(text[0])}\n{''.join(text)}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 class Shared(NamedTuple):

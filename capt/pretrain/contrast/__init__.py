@@ -14,6 +14,7 @@ from capt.pretrain.contrast.metrics import ContrastStats
 from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import ShardedQueue
 from capt.pretrain.contrast.scored import cosent_loss, cosine_regression_loss
+from capt.pretrain.contrast.teacher import cosine_distance_loss, listwise_loss, squared_distance_loss
 from capt.pretrain.contrast.temperature import build_temperature, inverted_triangle
 
 __all__ = [
@@ -25,8 +26,11 @@ __all__ = [
     "cached_backward",
     "capt_loss",
     "cosent_loss",
+    "cosine_distance_loss",
     "cosine_regression_loss",
     "distillation_loss",
     "info_nce",
     "inverted_triangle",
+    "listwise_loss",
+    "squared_distance_loss",
 ]

@@ -99,6 +99,8 @@ def direction(metric: str) -> int:
     parts = metric.lower().replace("_", "/").split("/")
     if parts[0] in RETRIEVAL:
         return 1
+    if parts[0] == "teacher":  # its own figures stay as they are
+        return 1 if parts[1] in ("cosine", "reached") else 0
     if metric in _BOUNDS or any(word in parts for word in _LOWER_IS_BETTER):
         return -1
     return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0

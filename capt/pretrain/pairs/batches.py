@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from capt.pretrain.base.randomness import generator_for, mix64, stream_key
 from capt.pretrain.data.corruption import IGNORE, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler, micro_batches
 from capt.pretrain.pairs.known import Candidates, Compared, Pairs, candidates, known_pairs, of_several_documents
-from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
+from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, Teacher
 
 Tokens = list[np.ndarray]
 """Ids of some texts."""
@@ -77,6 +77,7 @@ class PairBatch:
         step_tokens: tokens of the whole step, on all ranks, padding not counted.
         known: keys of a query and a document that belong together, of the queries of the whole step that have several.
         candidates: what the queries of the whole step are compared with.
+        teacher_vectors: a teacher's vector of each text, in the order of ``tokens``; no columns without a teacher.
     """
 
     tokens: Int[Tensor, " total"]
@@ -98,6 +99,12 @@ class PairBatch:
     step_tokens: int
     known: Int[Tensor, "p 2"]
     candidates: Candidates
+    teacher_vectors: Float[Tensor, "texts e"]
+
+    @property
+    def is_alone(self) -> bool:
+        """True where texts have no document beside them: a teacher's vectors alone train them."""
+        return len(self.lengths) == len(self.ids)
 
     def texts(self, pad_id: int, device: torch.device, *, by_length: bool) -> GroupedTexts:
         """The queries, the positives and the negatives on ``device``.
@@ -107,7 +114,9 @@ class PairBatch:
         """
         n, texts = len(self.ids), self.tokens.split(self.lengths.tolist())
         groups = (
-            groups_by_length(self.lengths) if by_length else list(torch.arange(len(texts)).split([n, len(texts) - n]))
+            groups_by_length(self.lengths)
+            if by_length
+            else [each for each in torch.arange(len(texts)).split([n, len(texts) - n]) if len(each)]
         )
         return GroupedTexts(
             [
@@ -310,13 +319,15 @@ class PairAssembler:
         noise: corrupts texts of one column alone, and those of the masked-language-model loss; None: neither is asked.
         masks: whether there is that loss.
         compared: what the queries of a step are compared with.
+        teacher: has vectors of all texts; None: none is asked for.
     """
 
     def __init__(
         self, sources: Sequence[SourceRows], sampler: Sampler | BlockMixtureSampler, *, batch: int, parts: int,
         world: int, rank: int, seed: int, bucketing: bool, budget: int | None = None, noise: Noise | None = None,
-        masks: bool = False, compared: Compared | None = None,
+        masks: bool = False, compared: Compared | None = None, teacher: Teacher | None = None,
     ) -> None:  # fmt: skip
+        self._teacher = teacher
         self._sources, self._sampler, self._compared = sources, sampler, compared or Compared()
         self._firsts = np.cumsum([0, *map(len, sources)])
         self._shape = (batch, parts, world, rank)
@@ -356,6 +367,7 @@ class PairAssembler:
         shapes = np.ones((len(ids), 3), dtype=np.int64)
         negative_keys, owners = [], []
         places, drawn = {}, {}
+        alone = self._is_alone(np.unique(sources).tolist())
         # One source at a time, for texts are numbered within their source.
         for number in np.unique(sources).tolist():
             source, here = self._sources[number], np.flatnonzero(sources == number)
@@ -365,6 +377,8 @@ class PairAssembler:
             positive_keys[here] = source.documents.keys[each.positives]
             shapes[here, 0] = source.queries.lengths(each.queries)
             shapes[here, 1] = source.documents.lengths(each.positives)
+            if alone:
+                shapes[here, 1] = 0  # no document is encoded
             lengths[here] = shapes[here, 0] + shapes[here, 1]
             # The negatives of a row add to its tokens, may be its longest document, and count as documents.
             negatives, owned = source.documents.lengths(each.negatives), here[each.owners]
@@ -379,6 +393,10 @@ class PairAssembler:
         return Step(
             ids, visits, sources, places, drawn, positive_keys, query_keys, hard, owned, known, counted, lengths, shapes
         )
+
+    def _is_alone(self, sources: Iterable[int]) -> bool:
+        """Return whether the texts of these sources have no document that a step encodes."""
+        return all(self._sources[number].is_alone for number in sources)
 
     def _known(
         self, sources: Int64[np.ndarray, " n"], queries: Int64[np.ndarray, " n"], positives: Int64[np.ndarray, " n"],
@@ -430,6 +448,9 @@ class PairAssembler:
         queries: Tokens = [_NONE] * n
         positives: Tokens = [_NONE] * n
         scores, teacher = np.full((2, n), np.nan, dtype=np.float32)
+        alone, width = self._is_alone(step.places), 0 if self._teacher is None else self._teacher.dimension
+        taught = np.zeros((2, n, width), dtype=np.float32)
+        negative_taught: list[np.ndarray] = []
         negatives: Tokens = []
         negative_teacher: list[np.ndarray] = []
         masked: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -450,6 +471,11 @@ class PairAssembler:
             # Negatives come source by source here, and are put in the order of their queries below.
             owned = np.flatnonzero(place[here[each.owners]] >= 0)
             negatives += source.documents.tokens(each.negatives[owned])
+            if self._teacher is not None:
+                taught[0, at] = source.vectors(self._teacher, "query", each.queries[mine])
+                if not alone:
+                    taught[1, at] = source.vectors(self._teacher, "document", each.positives[mine])
+                negative_taught.append(source.vectors(self._teacher, "document", each.negatives[owned]))
             if source.has_teacher and source.positive_scores is not None and source.negative_scores is not None:
                 teacher[at] = source.positive_scores[each.positive_places[mine]]
                 negative_teacher.append(source.negative_scores[each.negative_places[owned]])
@@ -458,7 +484,8 @@ class PairAssembler:
         owned = np.flatnonzero(place[step.owners] >= 0)  # in the order of the sources, as `negatives`
         order = np.argsort(place[step.owners[owned]], kind="stable")
         owners = place[step.owners[owned]][order]
-        texts = [*queries, *positives, *(negatives[i] for i in order.tolist())]
+        texts = [*queries, *(() if alone else positives), *(negatives[i] for i in order.tolist())]
+        vectors = [*taught[: 1 if alone else 2], *(np.concatenate(negative_taught)[order] for _ in negative_taught[:1])]
         # Stable, so that of each row the query stays before the document.
         masked.sort(key=lambda each: each[0])
         return PairBatch(
@@ -482,6 +509,9 @@ class PairAssembler:
             step_tokens=int(step.lengths.sum()),
             known=torch.from_numpy(step.known),
             candidates=step.candidates,
+            teacher_vectors=torch.from_numpy(
+                np.concatenate(vectors) if width else np.zeros((len(texts), 0), np.float32)
+            ),
         )
 
     def _views(
@@ -559,8 +589,10 @@ def divided(parts: Sequence[Int64[np.ndarray, " _"]], count: int) -> list[Int64[
 
 def _digests(texts: Sequence[np.ndarray], n: int, owners: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " n"]:
     """A digest of the tokens of each row, which does not depend on how its micro-batch was padded."""
+    others = texts[n : 2 * n] or [_NONE] * n
     hashes = [
-        hashlib.blake2b(text.tobytes() + texts[n + i].tobytes(), digest_size=8) for i, text in enumerate(texts[:n])
+        hashlib.blake2b(text.tobytes() + other.tobytes(), digest_size=8)
+        for text, other in zip(texts[:n], others, strict=True)
     ]
     # Negatives change from visit to visit, and are part of what the row is.
     for text, owner in zip(texts[2 * n :], owners.tolist(), strict=True):

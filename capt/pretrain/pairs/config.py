@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError, counted, repeated
-from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section, StorePlace
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
 from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.retrieval import RetrievalSection
@@ -28,7 +28,7 @@ from capt.pretrain.data.row_filter import RowFilter
 from capt.pretrain.data.views import ABOUT, Spans, find_view
 from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.models.hf_config import FolderOrId, hub_id
-from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
+from capt.pretrain.pairs.losses import LOSSES, NO_LOSS, check_source, find_loss
 from capt.pretrain.pairs.representations import REPRESENTATIONS, check_representation, find_representation
 from capt.pretrain.pairs.selection import Selection
 
@@ -39,6 +39,16 @@ METRICS = ("loss/pairs", *RETRIEVAL, *map(error_of, RECALLS), "validation_sample
 """Metrics of validation beside the figures of scored pairs (`PairLoss.figures`)."""
 SPREAD = ("alignment", "uniformity", "first_direction")
 """Metrics of vectors beside them."""
+
+
+TAUGHT = ("teacher/cosine", "teacher/cosine_p5", "teacher/reached")
+"""Metrics of what a teacher's vectors train: the cosine to them, in the mean and its 5th percentile, and the share that
+is reached of the teacher's own figure of retrieval."""
+
+
+def of_teacher(metric: str) -> str:
+    """The name of the teacher's own figure beside ``metric``."""
+    return f"teacher/{metric}"
 
 
 def at_width(metric: str, width: int) -> str:
@@ -295,6 +305,7 @@ class PairModel(Section):
     )
     dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    random: bool = Field(False, description="random weights of the sizes of init, whose tokenizer is taken alone")
     allow_missing: bool = Field(False, description="continue where weights of the encoder are missing or unknown")
     lora: LoraSection | None = Field(
         None, description="train low-rank adapters of the encoder, and what is on it, with its own weights frozen; "
@@ -314,10 +325,67 @@ class PairMasked(Section):
 
 
 class PairDistillation(Section):
-    """The divergence from a teacher's scores of a row's own documents (``pos_scores`` and ``neg_scores``)."""
+    """Scores by a teacher of a row's own documents (``pos_scores`` and ``neg_scores``), and its vectors of texts."""
 
-    weight: NonNegativeFloat = Field(0.0, description="factor of the loss in the total; 0 = scores are not read")
+    weight: NonNegativeFloat = Field(
+        0.0, description="factor of the divergence from a teacher's scores; 0 = scores are not read"
+    )
     temperature: PositiveFloat = Field(1.0, description="temperature by which the teacher's scores are divided")
+    vectors: StorePlace | None = Field(
+        None,
+        description="a teacher's vectors of all texts: what capt encode has written (the folder or address of the "
+        "store, or of one kind of vectors in it), a table with a text and its vector, or a .npy file; null = none",
+    )
+    query_vectors: StorePlace | None = Field(
+        None, description="those of queries, where a prompt or a path of their own makes others; null = vectors"
+    )
+    vector_column: str | None = Field(
+        None, description="column of a table that holds the vectors; null = vector, embedding or label"
+    )
+    ids: PathField | None = Field(
+        None,
+        description="a .npy file: a table whose row i has the text of vector i, or its id, where corpus has the texts",
+    )
+    corpus: PathField | None = Field(None, description="texts of the ids, as for data.corpus")
+    cosine: NonNegativeFloat = Field(
+        0.0, description="factor of 1 - cosine of a text's vector and the teacher's, in the mean over all texts"
+    )
+    mse: NonNegativeFloat = Field(0.0, description="factor of their mean squared difference")
+    listwise: NonNegativeFloat = Field(
+        0.0, description="factor of the divergence of a text's softmax over the cosines with the step's other texts"
+    )
+    listwise_temperature: PositiveFloat = Field(0.02, description="temperature of both softmaxes of listwise")
+    projection: Literal["drop", "beside", "export"] = Field(
+        "drop",
+        description="a linear map to a teacher of another width: drop = trained, and left out of the export; beside = "
+        "in a file beside it; export = part of the model, whose vectors are then of the teacher's space",
+    )
+    teacher: dict[str, Any] | None = Field(
+        None, description="what the vectors say of the teacher; filled in by the job"
+    )
+
+    @model_validator(mode="after")
+    def _names_vectors(self) -> PairDistillation:
+        weights = {name: getattr(self, name) for name in VECTOR_LOSSES}
+        if self.vectors is None and (used := next((name for name, weight in weights.items() if weight), None)):
+            raise ValueError(f"distillation.{used} is of a teacher's vectors: set distillation.vectors")
+        if self.vectors is not None and not any(weights.values()):
+            raise ValueError(
+                "distillation.vectors is read for a loss: set distillation.cosine, distillation.mse or "
+                "distillation.listwise above 0"
+            )
+        return self
+
+    def projected_width(self, width: int) -> int | None:
+        """The width of the map from vectors of ``width`` to the teacher's that no export has; None without one."""
+        pointwise = self.cosine or self.mse
+        if self.teacher is None or not pointwise or self.teacher["dimension"] == width:
+            return None
+        return int(self.teacher["dimension"])
+
+
+VECTOR_LOSSES = ("cosine", "mse", "listwise")
+"""The losses of a teacher's vectors: keys of ``distillation`` with their factors."""
 
 
 class PairSchedule(ScheduleSection):
@@ -471,6 +539,12 @@ class PairJob(Job):
                 "temperature: set contrast.hardness* to 0, or data.batches=single"
             )
         each: list[PairOptions] = [source.completed(self.data) for source in sources]
+        if self.distillation.vectors is None and any(one.loss == NO_LOSS for one in each or [self.data]):
+            raise ValueError("data.loss=none leaves rows to a teacher's vectors: set distillation.vectors")
+        if self.distillation.vectors is not None and any(find_view(one.view).draw for one in each or [self.data]):
+            raise ValueError(
+                "distillation.vectors: a teacher's vector is of a whole text, and data.view draws spans: leave it out"
+            )
         if self.distillation.weight and not any(source.negatives for source in each or [self.data]):
             raise ValueError(
                 "distillation.weight: a teacher's scores compare a row's documents; set data.negatives above 0"
@@ -502,7 +576,11 @@ class PairJob(Job):
         named = {each.loss for each in [self.data, *self.data.sources]} - {"auto"}
         figures = [name for loss in [*LOSSES.values(), *map(find_loss, named)] for name in loss.figures]
         spread = SPREAD if find_representation(self.model.representation).similarity is None else ()
-        return frozenset([*METRICS, *spread, *figures, *widths, *self.validate_.retrieval.metric_names()])
+        searched = self.validate_.retrieval.metric_names()
+        taught: list[str] = []
+        if self.distillation.vectors is not None:
+            taught = [*TAUGHT, *(of_teacher(name) for name in (*RETRIEVAL, *searched))]
+        return frozenset([*METRICS, *spread, *figures, *widths, *searched, *taught])
 
     def queue_bytes(self) -> int | None:
         """Bytes of the queue, whose rows are as wide as the vectors; None for a width that ``init`` brings."""
@@ -539,6 +617,8 @@ class PairJob(Job):
             lines.append(f"held-out pairs: {counted(len(self.data.held_out_paths()), 'file')}")
         if self.batch.micro_tokens is not None:
             lines.append(f"micro-batches: of at most {self.batch.micro_tokens:,} tokens, in place of batch.micro")
+        if self.distillation.vectors is not None:
+            lines.append(f"distillation.vectors: {self.distillation.vectors}")
         lines += self.validate_.retrieval.describe()
         return [*lines, f"model.init: {describe_initial_model(self.model.init)}"]
 

@@ -59,8 +59,21 @@ _KEYS = (
     ("contrast.matryoshka", "widths of Matryoshka"),
     ("mlm.weight", "weight of masked language modelling"),
     ("distillation.weight", "weight of distillation"),
+    ("distillation.cosine", "weight of the cosine to the teacher's vectors"),
+    ("distillation.mse", "weight of the distance to the teacher's vectors"),
+    ("distillation.listwise", "weight of the teacher's cosines in a step"),
+    ("distillation.projection", "map to a teacher of another width"),
+    ("distillation.teacher.name", "teacher"),
+    ("distillation.teacher.model", "teacher's fingerprint"),
+    ("distillation.teacher.dimension", "teacher's dimensions"),
+    ("distillation.teacher.pooling", "teacher's pooling"),
+    ("distillation.teacher.length", "teacher's longest input"),
+    ("distillation.teacher.prompt", "teacher's prompt of a document"),
+    ("distillation.teacher.query_prompt", "teacher's prompt of a query"),
     ("run.seed", "seed"),
 )
+TO_TEACHER = "to_teacher.safetensors"
+"""The file beside an export with the map from its vectors, before they are normalised, to the teacher's."""
 _COUNTED = {"step": "steps taken", "samples": "pairs seen", "tokens": "tokens seen"}
 _CAVEATS = (
     "Inputs longer than the trained length are cut.",
@@ -147,6 +160,9 @@ def sentence_transformers(
             max_length=length,
             prompts=named,
         )
+        to_teacher = trained.model.to_teacher
+        if to_teacher is not None and trained.job.distillation.projection == "beside":
+            write_tensors(folder / TO_TEACHER, dict(to_teacher.state_dict()), {"format": "pt"})
 
     def vectors(tokens: Int[Tensor, "n L"]) -> Float[Tensor, "n d"]:
         return normalize(model.embed(PaddedTexts(tokens, True))[:, :truncate_dim], dim=1)
@@ -214,6 +230,10 @@ def _card(
 ) -> str:
     model, job = trained.model, trained.job
     facts = CardFacts.read(trained.checkpoint, job, job.model.init, about)
+    taught = job.distillation.vectors is not None
+    keys = [
+        each for each in _KEYS if taught or each[0] == "distillation.weight" or not each[0].startswith("distillation")
+    ]
     # The head of the card, where a hub reads results, takes figures of retrieval and similarity alone.
     widths = job.contrast.matryoshka
     names = [*RETRIEVAL, "spearman", *(at_width(name, width) for width in widths for name in RETRIEVAL)]
@@ -229,7 +249,9 @@ def _card(
             "pipeline_tag": "sentence-similarity",
             "tags": ["capt", "sentence-transformers", "feature-extraction"],
         },
-        "An embedding model trained on pairs of texts: queries and the documents that belong to them.",
+        "An embedding model that has learnt a larger one's vectors of texts."
+        if taught
+        else "An embedding model trained on pairs of texts: queries and the documents that belong to them.",
         _USE,
         model={
             "sentence embedding": model.encoder.pooling + ("" if model.projection is None else ", linear projection"),
@@ -238,7 +260,7 @@ def _card(
             **{f"prompt of a {name}": repr(prompt) for name, prompt in prompts.items() if prompt},
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         },
-        training=facts.training(_KEYS, _COUNTED),
+        training=facts.training(keys, _COUNTED),
         caveats=(*_CAVEATS[:1], *caveats_of_family(str((job.model.encoder or {}).get("model_type"))), *_CAVEATS[1:]),
         results=[result("sentence-similarity", "held-out pairs", scores)] if scores else [],
         evaluations=[_comparison(trained.checkpoint.resolve().parent.parent, scores, errors)] if scores else [],

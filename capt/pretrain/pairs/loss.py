@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import ShardedQueue
 from capt.pretrain.contrast.scored import cosent_loss, cosine_regression_loss
 from capt.pretrain.contrast.similarity import Similarity, similarity_nce
+from capt.pretrain.contrast.teacher import cosine_distance_loss, listwise_loss, squared_distance_loss
 from capt.pretrain.contrastive.term import ContrastTerm, options_of
 from capt.pretrain.contrastive.views import Views, starts_of
 from capt.pretrain.pairs.config import PairContrast, PairDistillation
-from capt.pretrain.pairs.losses import GROUP, find_loss
+from capt.pretrain.pairs.losses import GROUP, NO_LOSS, find_loss
 from capt.pretrain.pairs.sources import SourceRows
 from capt.pretrain.registry import load_entry
 
@@ -98,6 +99,9 @@ class PairViews(Views):
         negative_teacher: the same of each negative.
         query_ids: key of each query.
         known: keys of a query and a document that belong together beside those of a pair; None: there are none.
+        texts: unit rows of all texts (queries, documents, negatives), where a loss compares them with one another.
+        taught: vectors of the same texts in the teacher's space.
+        teacher_vectors: the teacher's vectors of the same texts.
     """
 
     negatives: Float[Tensor, "m d"] | None = None
@@ -111,21 +115,29 @@ class PairViews(Views):
     negative_teacher: Float[Tensor, " m"] | None = None
     query_ids: Int[Tensor, " n"] | None = None
     known: Int[Tensor, "p 2"] | None = None
+    texts: Float[Tensor, "t d"] | None = None
+    taught: Float[Tensor, "t e"] | None = None
+    teacher_vectors: Float[Tensor, "t e"] | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that get gradients: ``s``, ``s_hat``, negatives, and a learned temperature as a row."""
+        """Return the tensors that get gradients: ``s``, ``s_hat``, those of `_MORE`, a learned temperature as a row."""
         s, s_hat, *learned = super().tensors()
-        return s, s_hat, *(() if self.negatives is None else (self.negatives,)), *learned
+        more = (getattr(self, name) for name in _MORE)
+        return s, s_hat, *(rows for rows in more if rows is not None), *learned
 
     @classmethod
     def joined(cls, views: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
         """The views of all samples; see `Views.joined`."""
         s, s_hat, *rest = tensors
-        # The order of `tensors`: negatives come before a learned temperature.
-        negatives = rest.pop(0) if views[0].negatives is not None else None
+        # The order of `tensors`: these come before a learned temperature.
+        together: dict[str, Any] = {
+            name: rest.pop(0) if getattr(views[0], name) is not None else None for name in _MORE
+        }
         whole = super().joined(views, [s, s_hat, *rest])
-        together: dict[str, Any] = {}
-        for name in ("negative_ids", "sources", "temperatures", "scores", "teacher", "negative_teacher", "query_ids"):
+        for name in (
+            "negative_ids", "sources", "temperatures", "scores", "teacher", "negative_teacher", "query_ids",
+            "teacher_vectors",
+        ):  # fmt: skip
             values = [getattr(each, name) for each in views]
             together[name] = None if values[0] is None else torch.cat(values)
         # Owners count within their own micro-batch, and are shifted to the rows of all.
@@ -137,7 +149,7 @@ class PairViews(Views):
             ])  # fmt: skip
         # What is known of the queries is the same for all micro-batches of a step.
         known, parts = views[0].known, views[0].parts
-        return replace(whole, negatives=negatives, owners=owners, parts=parts, known=known, **together)
+        return replace(whole, owners=owners, parts=parts, known=known, **together)
 
     def chosen(self, rows: Int[Tensor, " m"]) -> PairViews:
         """The views of some rows with their negatives."""
@@ -147,7 +159,8 @@ class PairViews(Views):
         names: dict[str, Tensor] = dict.fromkeys(
             ("s", "s_hat", "ids", "query_ids", "sources", "temperatures", "scores", "teacher"), rows
         )
-        changes: dict[str, Any] = {}
+        # A teacher's vectors are of the texts of all parts together.
+        changes: dict[str, Any] = {"texts": None, "taught": None, "teacher_vectors": None}
         if self.negatives is not None and self.owners is not None:
             mine = (place[self.owners] >= 0).nonzero()[:, 0]
             changes["owners"] = place[self.owners[mine]]
@@ -161,6 +174,10 @@ class PairViews(Views):
         """The views of a part of the rows."""
         assert self.sources is not None
         return self.chosen(torch.isin(self.sources, self.sources.new_tensor(part.sources)).nonzero()[:, 0])
+
+
+_MORE = ("negatives", "texts", "taught")
+"""The tensors of `PairViews` that get gradients and are not always there."""
 
 
 @dataclass(frozen=True)
@@ -231,12 +248,18 @@ def cosine(rows: LossRows) -> Float[Tensor, ""]:
     return cosine_regression_loss(views.s, views.s_hat, views.scores, options=rows.options)
 
 
+def none(rows: LossRows) -> Float[Tensor, ""]:
+    """No loss: what a teacher's vectors train needs none beside theirs."""
+    return rows.views.s.new_zeros(())
+
+
 class PairTerm(ContrastTerm):
     r"""The losses of queries and documents of all ranks, each over its part of the rows of the step.
 
     With :math:`n_p` of the :math:`N` rows of the step in part :math:`p`, the loss is :math:`\sum_p \frac{n_p}{N} L_p`:
     each of them a row of `capt.pretrain.pairs.losses`. The divergence from a teacher's scores is added with its weight,
-    as a mean over the rows that have such scores, times their share. The queue holds positives of the contrast alone.
+    as a mean over the rows that have such scores, times their share; the losses of a teacher's vectors are means over
+    all texts of the step. The queue holds positives of the contrast alone.
     """
 
     queued_views = 1
@@ -268,6 +291,8 @@ class PairTerm(ContrastTerm):
             # The sources of a part fall unevenly on the ranks; the rows of a whole step do not.
             options = replace(options_of(self.section), equal_rows=alone)
             row = find_loss(part.loss)
+            if part.loss == NO_LOSS:
+                continue
             temperature = part.temperature or views.temperature
             # Sources of one contrast may have temperatures of their own; any other part is of one source.
             if row.contrasts and part.temperature is None and some.temperatures is not None:
@@ -283,6 +308,10 @@ class PairTerm(ContrastTerm):
                 taught = self._distilled(some, part, options, temperature)
                 found.setdefault("loss/distillation", []).append((part.taught, taught.detach()))
                 total = total + self._distillation.weight * part.taught * taught
+        if views.teacher_vectors is not None:
+            for name, weight, loss in self._vector_losses(views):
+                found[f"loss/teacher_{name}"] = [(1.0, loss.detach())]
+                total = total + weight * loss
         for name, values in found.items():
             # A step may have several parts of one loss; the report is their mean over rows.
             mean = sum(share * value for share, value in values) / sum(share for share, _ in values)
@@ -307,6 +336,25 @@ class PairTerm(ContrastTerm):
             positive_scores=views.teacher, negative_scores=views.negative_teacher,
             temperature=temperature, teacher_temperature=self._distillation.temperature, options=options,
         )  # fmt: skip
+
+    def _vector_losses(self, views: PairViews) -> Iterator[tuple[str, float, Tensor]]:
+        """Each loss of the teacher's vectors, with its name and weight; ranks may have different numbers of texts."""
+        section, options, teacher = self._distillation, options_of(self.section), views.teacher_vectors
+        assert teacher is not None
+        if section.cosine:
+            assert views.taught is not None
+            yield "cosine", section.cosine, cosine_distance_loss(views.taught, teacher, options=options)
+        if section.mse:
+            assert views.taught is not None
+            yield "mse", section.mse, squared_distance_loss(views.taught, teacher, options=options)
+        if section.listwise:
+            assert views.texts is not None
+            temperature = section.listwise_temperature
+            yield (
+                "listwise",
+                section.listwise,
+                listwise_loss(views.texts, teacher, temperature=temperature, options=options),
+            )
 
     def take_losses(self) -> dict[str, Tensor]:
         """Each loss of the step, in the mean over its rows; then forget them."""

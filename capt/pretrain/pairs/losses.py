@@ -51,6 +51,9 @@ class PairLoss:
 
 _SPEARMAN = {"spearman": "capt.pretrain.pairs.validation:rank_correlation"}
 
+NO_LOSS = "none"
+"""The loss of rows that a teacher's vectors alone train."""
+
 LOSSES = {
     "contrast": PairLoss(
         "pairs against the other pairs of the step", "capt.pretrain.pairs.loss:contrast", "loss/pairs", contrasts=True,
@@ -63,6 +66,10 @@ LOSSES = {
     "cosine": PairLoss(
         "the same, by the distance of cosine and score", "capt.pretrain.pairs.loss:cosine", "loss/cosine",
         frozenset({"scores"}), compares=False, of_cosines=True, figures=_SPEARMAN,
+    ),
+    NO_LOSS: PairLoss(
+        "none of the rows' own, where distillation.vectors trains them", "capt.pretrain.pairs.loss:none", "",
+        compares=False,
     ),
 }  # fmt: skip
 """The values of ``data.loss`` beside ``auto``."""

@@ -21,11 +21,15 @@ from capt.pretrain.pairs.config import PairJob, Pooling
 
 
 class PairOutput(NamedTuple):
-    """The rows of each list of texts, the temperature of this step, and sums over masked tokens, if asked for."""
+    """The rows of each list of texts, the temperature of this step, and sums over masked tokens, if asked for.
+
+    ``taught`` are the vectors that a teacher's are compared with: in its space, and as long as they come.
+    """
 
     rows: list[Float[Tensor, "_ d"]]
     temperature: float | Tensor
     masked: MLMOutput | None = None
+    taught: list[Float[Tensor, "_ e"]] | None = None
 
 
 class PooledEncoder(nn.Module):
@@ -68,6 +72,10 @@ class PairModule(nn.Module):
         self.encoder = PooledEncoder(encoder, pooling)
         columns = job.model.projection
         self.projection = None if columns is None else nn.Linear(encoder.hidden_size, columns)
+        # Where the teacher's vectors have another width and the export keeps the student's.
+        width = job.distillation.projected_width(self.width_of(job, encoder))
+        self.to_teacher = None if width is None else nn.Linear(self.width_of(job, encoder), width)
+        self._is_taught = job.distillation.vectors is not None
         self.mlm = None if job.mlm.weight == 0 else _mlm_head(encoder)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
         self.width = self.width_of(job, encoder)
@@ -79,20 +87,31 @@ class PairModule(nn.Module):
 
     def embed(self, texts: PaddedTexts) -> Float[Tensor, "n d"]:
         """Unit rows, normalised in fp32 as bf16 cannot tell similar directions apart."""
-        rows = self.encoder(texts.tokens, texts.padded)
-        if self.projection is not None:
-            rows = self.projection(rows)
-        return F.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1, eps=1e-12)
+        return _unit(self._pooled(texts))
+
+    def _pooled(self, texts: PaddedTexts) -> Float[Tensor, "n d"]:
+        rows: Tensor = self.encoder(texts.tokens, texts.padded)
+        return rows if self.projection is None else self.projection(rows)
 
     def forward(self, texts: Sequence[PaddedTexts], *, step: int, masked: MaskedTexts | None = None) -> PairOutput:
         """The rows of each list of texts, and after them the language model's sums over ``masked``."""
-        rows = [self.embed(each) for each in texts]
+        taught = None
+        if self._is_taught:
+            pooled = [self._pooled(each) for each in texts]
+            rows = [_unit(each) for each in pooled]
+            taught = [each if self.to_teacher is None else self.to_teacher(each) for each in pooled]
+        else:
+            rows = [self.embed(each) for each in texts]
         sums = None
         if masked is not None:
             assert self.mlm is not None
             (tokens, padded), positions, labels = masked
             sums = self.mlm(self.encoder.model(tokens, padded=padded, rows=positions), labels)
-        return PairOutput(rows, self.temperature(step), sums)
+        return PairOutput(rows, self.temperature(step), sums, taught)
+
+
+def _unit(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return F.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1, eps=1e-12)
 
 
 _EPS = 1e-5

@@ -19,6 +19,7 @@ from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.known import Candidates
 from capt.pretrain.pairs.load import with_own_length
 from capt.pretrain.pairs.loss import PairViews
+from capt.pretrain.pairs.losses import NO_LOSS
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.representations import module_of, similarity_of
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
@@ -31,11 +32,15 @@ _LENGTH = 128
 
 
 class _Shape(NamedTuple):
-    """Tokens of a query and of a document, and the hard negatives of a query: the most that any source asks for."""
+    """Tokens of a query and of a document, and the hard negatives of a query: the most that any source asks for.
+
+    ``is_alone``: a text is taken for one that a teacher's vector alone trains, and has no document.
+    """
 
     query: int
     document: int
     negatives: int
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,12 @@ class _Batch(PairBatch):
     predicted: int
 
     @classmethod
-    def of(cls, n: int, shape: _Shape, predicted: int, step_tokens: int, batch: int) -> _Batch:
-        """A batch of ``n`` queries of one source; ``predicted`` tokens of queries and documents are masked."""
+    def of(cls, n: int, shape: _Shape, predicted: int, step_tokens: int, batch: int, width: int) -> _Batch:
+        """A batch of ``n`` queries of one source; ``predicted`` tokens of queries and documents are masked.
+
+        A teacher's vector of each text has ``width`` columns.
+        """
+        texts = n * (1 if shape.is_alone else 2 + shape.negatives)
         ids, none, no_score = torch.arange(n), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
         labels = torch.zeros(2 * n * predicted, dtype=torch.int64)
         return cls(
@@ -58,7 +67,13 @@ class _Batch(PairBatch):
             masked=labels, masked_lengths=none, labels=labels,
             step_rows=(batch,), step_tokens=step_tokens, shape=shape, predicted=predicted,
             known=torch.zeros(0, 2, dtype=torch.int64), candidates=Candidates(),
+            teacher_vectors=torch.zeros(texts, width),
         )  # fmt: skip
+
+    @property
+    def is_alone(self) -> bool:
+        """True where texts have no document beside them."""
+        return self.shape.is_alone
 
     def masked_texts(self, pad_id: int, device: torch.device) -> MaskedTexts | None:
         """Queries and documents for masked language modelling, all as long as a document."""
@@ -72,6 +87,8 @@ class _Batch(PairBatch):
         """Queries, and documents with the negatives after them: all of a length, whatever ``by_length``."""
         n = len(self.ids)
         queries = torch.zeros(n, self.shape.query, dtype=torch.int64)
+        if self.shape.is_alone:
+            return GroupedTexts([PaddedTexts(queries, False)], torch.arange(n))
         documents = torch.zeros(n * (1 + self.shape.negatives), self.shape.document, dtype=torch.int64)
         return GroupedTexts(
             [PaddedTexts(queries, False), PaddedTexts(documents, False)], torch.arange(len(queries) + len(documents))
@@ -86,8 +103,9 @@ def _longest_row(job: PairJob, shape: _Shape) -> SourceRows:
         return EncodedTexts(np.zeros(count * length, np.int32), starts, np.arange(key, key + count), 0)
 
     source = next(job.data.each()).model_copy(update={"negatives": shape.negatives, "temperature": None})
+    first = 0 if shape.is_alone else 1
     return SourceRows(
-        source, texts(1, shape.query, 0), texts(1 + shape.negatives, shape.document, 1), np.zeros(1, np.int64),
+        source, texts(1, shape.query, 0), texts(1 + shape.negatives, shape.document, first), np.zeros(1, np.int64),
         Lists.of([[0]]), Lists.of([range(1, 1 + shape.negatives)]),
     )  # fmt: skip
 
@@ -109,6 +127,7 @@ class RehearsedTask(PairTask):
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self.similarity = similarity_of(job)
         self._width = module_of(job).width_of(job, encoder)
+        self.teacher = None
         self._several = False
         self.shape = _longest(job, tokens_of, encoder.max_positions)
         self.sources = [_longest_row(job, self.shape)]
@@ -140,12 +159,17 @@ def rehearse(job: PairJob, world: int) -> Rehearsal:
     task = RehearsedTask(job, hf_config, tokens_of, is_here=not assumed)
     shape, n = task.shape, job.micro_batch(world)
     masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
-    tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
+    documents = 0 if shape.is_alone else (1 + shape.negatives) * shape.document
+    tokens = job.batch.global_ * (shape.query + documents)
+    # Without the vectors themselves they are taken to be as wide as the student's.
+    width = task.width if job.distillation.vectors is not None else 0
+    if width:
+        assumed = (*assumed, f"a teacher's vectors of {width} columns, as wide as the student's")
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"
     if job.batch.micro_tokens is not None:
         # The batch that is rehearsed has the size of batch.micro.
         assumed = (*assumed, f"micro-batches of {n} pairs (batch.micro), for batch.micro_tokens depends on the texts")
-    batch = _Batch.of(n, shape, masked, tokens, job.batch.global_)
+    batch = _Batch.of(n, shape, masked, tokens, job.batch.global_, width)
     return Rehearsal(task, batch, (*assumed, lengths), longest=True)
 
 
@@ -163,7 +187,8 @@ def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _
             found = [2 + max(drawn_lengths(draw, found[0] - 2, each.spans, found[0] - 2))] * 2
         lengths.append(found)
     query, document = map(max, zip(*lengths, strict=True))
-    return _Shape(query, document, max(each.negatives for each in sources))
+    negatives = max(each.negatives for each in sources)
+    return _Shape(query, document, negatives, not negatives and all(each.loss == NO_LOSS for each in sources))
 
 
 def _encoder(job: PairJob) -> tuple[dict[str, Any], Callable[[str], int], tuple[str, ...]]:

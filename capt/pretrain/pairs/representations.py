@@ -114,6 +114,8 @@ def check_representation(job: Any) -> None:
         raise ConfigError(f"contrast.temperature.type=learned {is_none}: set constant or linear")
     if job.distillation.weight:
         raise ConfigError(f"distillation.weight={job.distillation.weight:g} {is_none}: set it to 0")
+    if job.distillation.vectors is not None:
+        raise ConfigError(f"distillation.vectors {is_none}: leave it out")
     for source in [job.data, *job.data.sources]:
         if source.loss != "auto":
             check_loss(name, source.loss)

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int32, Int64
@@ -23,7 +23,7 @@ from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.data.views import View, draw_spans, find_view
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.known import KnownPositives, RowKeys
-from capt.pretrain.pairs.losses import PairLoss, find_loss, loss_of
+from capt.pretrain.pairs.losses import NO_LOSS, PairLoss, find_loss, loss_of
 from capt.tokenizer.encode import TextTokenizer, require_short_prompt
 
 Numbers = Int64[np.ndarray, " n"]
@@ -44,12 +44,16 @@ class EncodedTexts:
     """Distinct texts of one side: text ``i`` is ``ids[starts[i] : starts[i + 1]]``, special tokens included.
 
     ``keys`` are as `text_key` gives them. ``cut`` texts were longer than allowed. ``ids`` are of any type of integers.
+    ``hashes`` are as `text_hash` gives them, where a teacher has vectors of the texts, and ``vectors`` the places of
+    those (`Vectors.find`).
     """
 
     ids: np.ndarray
     starts: Int64[np.ndarray, " n1"]
     keys: Numbers
     cut: int
+    hashes: np.ndarray | None = None
+    vectors: Numbers | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -73,6 +77,20 @@ class EncodedTexts:
         """The ids of some texts."""
         starts, stops = self.starts[numbers].tolist(), self.starts[numbers + 1].tolist()
         return [self.ids[start:stop].astype(np.int32) for start, stop in zip(starts, stops, strict=True)]
+
+
+Side = Literal["query", "document"]
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """The vectors of a teacher (`capt.pretrain.retrieval.teacher.TeacherVectors`)."""
+
+    dimension: int
+
+    def of(self, texts: EncodedTexts, numbers: Int64[np.ndarray, " n"], role: Side) -> Float[np.ndarray, "n e"]:
+        """The vectors of the texts with these numbers."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -209,6 +227,19 @@ class SourceRows:
             bool((self.documents.keys[values[block]] == self.queries.keys[self.query[block]]).all()) for block in blocks
         )
 
+    @cached_property
+    def is_alone(self) -> bool:
+        """True if a text has a teacher's vector and nothing to be compared with, so that it is encoded once."""
+        return self.loss_name == NO_LOSS and self.is_one_column and not self.source.negatives
+
+    def role_of(self, side: Side) -> Side:
+        """The role in which a teacher has encoded a side: a text alone is no query."""
+        return "document" if self.is_alone else side
+
+    def vectors(self, teacher: Teacher, side: Side, numbers: Numbers) -> Float[np.ndarray, "n e"]:
+        """The teacher's vectors of the texts ``numbers`` of a side."""
+        return teacher.of(self.queries if side == "query" else self.documents, numbers, self.role_of(side))
+
     @property
     def has_teacher(self) -> bool:
         """True if a teacher has scored the documents of every row."""
@@ -219,6 +250,8 @@ class SourceRows:
         """Tokens of a row in a step at most, of the longest texts there are."""
         rows = np.arange(len(self), dtype=np.int64)
         negatives = min(self.source.negatives, int(self.negatives.counts(rows).max(initial=0)))
+        if self.is_alone:
+            return self.queries.longest
         return self.queries.longest + (1 + negatives) * self.documents.longest
 
     @property

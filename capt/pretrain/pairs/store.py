@@ -24,6 +24,7 @@ from capt.pretrain.base.arrays import ArrayFile, Column, map_array
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.locks import make_folder_once
+from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.randomness import mix64
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import Verifier
@@ -83,12 +84,13 @@ class _Side:
 
     def __init__(
         self, folder: Path | None, name: str, tokenizer: TextTokenizer, length: int | None, max_positions: int,
-        what: str, own: int | None,
+        what: str, own: int | None, *, hashes: bool,
     ) -> None:  # fmt: skip
         self._name, self._what, self._own = name, what, own
         self._tokenizer, self._length, self._max_positions = tokenizer, length, max_positions
         self.ids = _column(folder, f"{name}_ids", token_dtype(tokenizer.vocab_size))
         self.starts, self.keys = _column(folder, f"{name}_starts", "<i8"), _column(folder, f"{name}_keys", "<i8")
+        self.hashes = _column(folder, f"{name}_hashes", "V16") if hashes else None
         self.starts.append([0])
         self._numbers: dict[bytes, int] = {}
         self._waiting: list[tuple[str, str]] = []
@@ -98,7 +100,8 @@ class _Side:
 
     def columns(self) -> dict[str, Column]:
         """The arrays of the texts, by name."""
-        return {f"{self._name}_{what}": getattr(self, what) for what in ("ids", "starts", "keys")}
+        found = {f"{self._name}_{what}": getattr(self, what) for what in ("ids", "starts", "keys", "hashes")}
+        return {name: column for name, column in found.items() if column is not None}
 
     def longest(self, prompt: str, what: str = "") -> int:
         """Tokens of the longest text after a prompt. Raises ``ConfigError`` where they do not fit each other."""
@@ -140,6 +143,8 @@ class _Side:
         self.starts.append(starts)
         # The key is of the text alone: documents are equal whatever prompt is before them.
         self.keys.append([text_key(text) for _, text in waiting])
+        if self.hashes is not None:
+            self.hashes.append(np.frombuffer(b"".join(text_hash(text) for _, text in waiting), "V16"))
         waiting.clear()
 
 
@@ -154,18 +159,29 @@ class RowsWriter:
         tokenizer: of the encoder.
         max_positions: of the encoder.
         folder: where the arrays are written; None keeps them in memory.
+        hashes: keep the hash of each text.
 
     Raises:
         ConfigError: a prompt and a length that do not fit together, or the encoder.
     """
 
     def __init__(
-        self, source: PairSource, tokenizer: TextTokenizer, max_positions: int, folder: Path | None = None
-    ) -> None:
+        self, source: PairSource, tokenizer: TextTokenizer, max_positions: int, folder: Path | None = None, *,
+        hashes: bool = False,
+    ) -> None:  # fmt: skip
         self.source, self._folder, self._view = source, folder, find_view(source.view)
         lengths = (source.query_length, source.document_length)
         self._sides = [
-            _Side(folder, name, tokenizer, length, max_positions, f"source {source.name}, {name}", source.own_length)
+            _Side(
+                folder,
+                name,
+                tokenizer,
+                length,
+                max_positions,
+                f"source {source.name}, {name}",
+                source.own_length,
+                hashes=hashes,
+            )
             for name, length in zip(("queries", "documents"), lengths, strict=True)
         ]
         # A prompt that does not fit the length is refused before a row is read.
@@ -288,7 +304,7 @@ class RowsWriter:
         # The digest goes by column, whatever the order in which they were filled.
         self._arrays = {name: column.finish() for name, column in columns.items()}
         arrays = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
-        digest = _digest_of(arrays, {name: column.sha256 for name, column in columns.items()})
+        digest = _digest_of(_hashed(arrays), {name: column.sha256 for name, column in columns.items()})
         notes = {"texts are cut": sum(side.cut for side in self._sides)}
         # Not part of the digest, for it follows from the rows.
         if not self._is_scored:
@@ -329,6 +345,11 @@ _INDEX = ("queries", "starts", "documents")
 """The arrays of `KnownPositives`."""
 
 
+def _hashed(arrays: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """The arrays that the digest of rows is of: the others follow from the texts, and are not always there."""
+    return {name: kind for name, kind in arrays.items() if not name.startswith("known_") and "_hashes" not in name}
+
+
 def _digest_of(arrays: Mapping[str, tuple[str, int]], hashes: Mapping[str, str]) -> str:
     """Return a SHA-256 of the types, the lengths and the hashes of arrays."""
     listed = (f"{name} {dtype} {length} {hashes[name]}" for name, (dtype, length) in sorted(arrays.items()))
@@ -337,7 +358,7 @@ def _digest_of(arrays: Mapping[str, tuple[str, int]], hashes: Mapping[str, str])
 
 def _require_digest(folder: Path, record: RowsRecord, verifier: Verifier) -> None:
     """Refuse arrays that are not those of the record; all ranks of ``verifier`` hash them together."""
-    arrays = {name: kind for name, kind in record.arrays.items() if not name.startswith("known_")}
+    arrays = _hashed(record.arrays)
     found = verifier.digests([folder / f"{name}.bin" for name in arrays])
     with verifier.ranks.synchronize_errors():
         if _digest_of(arrays, dict(zip(arrays, found, strict=True))) != record.digest:
@@ -347,7 +368,9 @@ def _require_digest(folder: Path, record: RowsRecord, verifier: Verifier) -> Non
 def _rows_of(source: PairSource, arrays: Mapping[str, np.ndarray], record: RowsRecord | None) -> SourceRows:
     """The rows of some arrays; without a record those that are not indexed yet."""
     queries, documents = (
-        EncodedTexts(arrays[f"{name}_ids"], arrays[f"{name}_starts"], arrays[f"{name}_keys"], cut)
+        EncodedTexts(
+            arrays[f"{name}_ids"], arrays[f"{name}_starts"], arrays[f"{name}_keys"], cut, arrays.get(f"{name}_hashes")
+        )
         for name, cut in zip(("queries", "documents"), (0, 0) if record is None else record.cut, strict=True)
     )
     index = None
@@ -398,7 +421,7 @@ def encode_source(source: PairSource, pairs: Pairs, tokenizer: TextTokenizer, ma
 
 def prepare_source(
     source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
-    verifier: Verifier, what: str = "", held_out: Mapping[str, Any] | None = None,
+    verifier: Verifier, what: str = "", held_out: Mapping[str, Any] | None = None, *, hashes: bool = False,
 ) -> PreparedSource:  # fmt: skip
     """The rows of ``files``, those held out apart, from ``verifier.cache`` or written there first.
 
@@ -415,6 +438,7 @@ def prepare_source(
         verifier: hashes files.
         what: name in the log; empty = that of the source.
         held_out: settings that the rows which are held out have in place of those of the source; None = `HELD_OUT`.
+        hashes: keep the hash of each text.
 
     Raises:
         DataError: as `read_pairs` and `RowsWriter`, on all ranks.
@@ -432,6 +456,7 @@ def prepare_source(
     settings = {key: written[key] for key in _SETTINGS}
     settings |= {key: written[key] for key in (*_SELECTION, "own_length") if written[key] is not None}
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
+    recipe += ["hashes"] if hashes else []
     own = [] if held_out is None else [dict(held_out)]
     name = hashlib.sha256(json.dumps([*recipe, max_positions, *own]).encode()).hexdigest()[:32]
     folder = verifier.cache / "pairs" / name
@@ -440,7 +465,7 @@ def prepare_source(
     def write(partial: Path) -> None:
         nonlocal wrote
         apart = HELD_OUT if held_out is None else held_out
-        _write(source, files, fraction, tokenizer, max_positions, partial, launch, apart)
+        _write(source, files, fraction, tokenizer, max_positions, partial, launch, apart, hashes=hashes)
         wrote = True
 
     # An error on the rank that writes reaches the ranks that wait.
@@ -482,7 +507,7 @@ def _is_written(folder: Path, launch: str) -> bool:
 
 def _write(
     source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
-    folder: Path, launch: str, held_out: Mapping[str, Any],
+    folder: Path, launch: str, held_out: Mapping[str, Any], *, hashes: bool,
 ) -> None:  # fmt: skip
     counts = Counts()
     pairs: Pairs = pairs_of(source, files, counts)
@@ -495,7 +520,7 @@ def _write(
         if split not in writers:
             (folder / split).mkdir()
             settings = source.model_copy(update=held_out) if is_held_out else source
-            writers[split] = RowsWriter(settings, tokenizer, max_positions, folder / split)
+            writers[split] = RowsWriter(settings, tokenizer, max_positions, folder / split, hashes=hashes)
         writers[split].add(place, pair)
     for writer in writers.values():
         writer.finish(counts.remarks(), launch)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted, quoted
-from capt.pretrain.base.overlap import Shared, report_overlap
+from capt.pretrain.base.files import write_text
+from capt.pretrain.base.overlap import Shared, report_overlap, text_hash
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.base.records import Count
 from capt.pretrain.base.verification import Verifier, all_ranks, digest_of
@@ -34,16 +37,20 @@ from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics, is_logged
 from capt.pretrain.language.load import Backbone, load_backbone
+from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.pairs.batches import MaskedTexts, Noise, PairAssembler, PairBatch, padded
-from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.config import PairJob, Pooling, of_teacher
+from capt.pretrain.pairs.forms import Pair
 from capt.pretrain.pairs.known import Compared, left_out
 from capt.pretrain.pairs.load import SourceReading, left_behind, pooling_of_init, reading, with_own_length
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
+from capt.pretrain.pairs.losses import NO_LOSS
 from capt.pretrain.pairs.module import PairModule, PairOutput
 from capt.pretrain.pairs.representations import check_loss, module_of, similarity_of
-from capt.pretrain.pairs.sources import SourceRows
-from capt.pretrain.pairs.store import HELD_OUT, RowsRecord, prepare_source
+from capt.pretrain.pairs.sources import EncodedTexts, Side, SourceRows
+from capt.pretrain.pairs.store import HELD_OUT, RowsRecord, pairs_of, prepare_source
 from capt.pretrain.pairs.validation import Pools, in_any, pools_of, validate
+from capt.pretrain.registry import teacher_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +60,7 @@ class _State(ContrastState):
 
     pairs: Annotated[str, Field(max_length=1000)] | None = None
     batch: Count = 0
+    teacher: Annotated[str, Field(max_length=64)] | None = None
 
 
 class PairTask(ContrastTask[PairBatch]):
@@ -75,6 +83,8 @@ class PairTask(ContrastTask[PairBatch]):
             attention_dropout=section.attention_dropout,
             allow_missing=section.allow_missing,
         )
+        if section.random:
+            self._backbone = self._random(self._backbone)
         pooling: Pooling = pooling_of_init(section.init) if section.pooling == "auto" else section.pooling
         for remark in left_behind(section.init, job.data):
             logger.warning("%s", remark)
@@ -84,33 +94,132 @@ class PairTask(ContrastTask[PairBatch]):
         self.job = with_own_length(self.job, self._backbone.encoder.max_positions)
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling
         self.similarity = similarity_of(self.job)
+        self._verifier = Verifier(job.data.cache, all_ranks())
+        self.teacher = self._teacher()
         self.sources, held_out = self._read()
         self.pools = self._pools(held_out)
         self._several = len({pairs.source.temperature for pairs in self.sources}) > 1
         self._tokenizer_folder = run_dir / "tokenizer"
         self._width: int = module_of(self.job).width_of(self.job, self._backbone.encoder)
 
+    def _random(self, init: Backbone) -> Backbone:
+        """Fresh weights, drawn by the seed, in the place of those of ``model.init``."""
+        section = self.job.model
+        if distributed.rank() == 0:
+            logger.warning(
+                "model.random: training begins with random weights; of distillation from such a start (65M parameters, "
+                "5M texts) a cosine of 0.77 to the teacher and 0.09 nDCG@10 on NFCorpus are known: capt shrink TEACHER "
+                "STUDENT --layers 0,2,4 makes a nearer start"
+            )
+        torch.manual_seed(derive(self.job.run.seed, "init"))
+        encoder = build_encoder(
+            init.hf_config, dropout=section.dropout, attention_dropout=section.attention_dropout,
+            source=str(section.init),
+        )  # fmt: skip
+        return replace(init, encoder=encoder)
+
+    def _teacher(self) -> Any:
+        """Open the teacher's vectors, and fill in what they say of it and a projection into the export."""
+        section, width = self.job.distillation, module_of(self.job).width_of(self.job, self._backbone.encoder)
+        if section.vectors is None:
+            return None
+        teacher = teacher_vectors(section, self._verifier)
+        facts = teacher.facts()
+        if section.teacher is not None and section.teacher["dimension"] != teacher.dimension:
+            raise CheckpointError(
+                f"distillation.vectors: {teacher.dimension} dimensions, where the job began with "
+                f"{section.teacher['dimension']}: name the vectors that it began with"
+            )
+        update: dict[str, Any] = {"distillation": section.model_copy(update={"teacher": facts})}
+        if section.projection == "export" and width != teacher.dimension:
+            if self.job.model.projection is not None:
+                raise ConfigError(
+                    f"distillation.projection=export makes vectors of the teacher's {teacher.dimension} columns: leave "
+                    f"model.projection={width} out"
+                )
+            update["model"] = self.job.model.model_copy(update={"projection": teacher.dimension})
+        self.job = self.job.model_copy(update=update)
+        width = module_of(self.job).width_of(self.job, self._backbone.encoder)
+        if self.job.distillation.projected_width(width) is not None and self.job.contrast.matryoshka:
+            raise ConfigError(
+                f"contrast.matryoshka cuts vectors of {width} columns, and a map to the teacher's {teacher.dimension} "
+                "is left behind: set distillation.projection=export, or train with distillation.listwise alone"
+            )
+        return teacher
+
+    def _taught(self, splits: Sequence[SourceRows | None], files: Sequence[Path]) -> list[SourceRows | None]:
+        """The rows of ``files`` with the places of their texts' vectors.
+
+        Raises:
+            DataError: a text has no vector, or one that is damaged or says nothing.
+        """
+        if self.teacher is None:
+            return list(splits)
+        with self._verifier.ranks.synchronize_errors():
+            found = [None if pairs is None else self._placed(pairs) for pairs in splits]
+            there = [pairs for pairs in found if pairs is not None]
+            self._require_vectors(there, files)
+            for pairs, side, texts in _sides(there):
+                assert texts.vectors is not None
+                # The ranks look at the vectors together.
+                mine = texts.vectors[distributed.rank() :: distributed.world_size()]
+                self.teacher.check(mine, pairs.role_of(side))
+        return found
+
+    def _placed(self, pairs: SourceRows) -> SourceRows:
+        sides = {}
+        for _, side, texts in _sides([pairs]):
+            assert texts.hashes is not None, "the rows were written with them"
+            sides[side] = replace(texts, vectors=self.teacher.find(texts.hashes, pairs.role_of(side)))
+        return replace(pairs, queries=sides["query"], documents=sides["document"])
+
+    def _require_vectors(self, splits: Sequence[SourceRows], files: Sequence[Path]) -> None:
+        """Refuse texts without vectors: write them into a file, and name the command that encodes it."""
+        for role in ("document", "query"):
+            # Of one kind of vectors both sides are counted together.
+            mine = [
+                texts for pairs, side, texts in _sides(splits)
+                if self.teacher.side(pairs.role_of(side)) is self.teacher.side(role)
+            ]  # fmt: skip
+            missing, total = set(), set()
+            for texts in mine:
+                assert texts.hashes is not None
+                assert texts.vectors is not None
+                total |= _hashes(texts.hashes)
+                missing |= _hashes(texts.hashes[texts.vectors < 0])
+            if not missing:
+                continue
+            name = digest_of(sorted(each.hex() for each in missing))
+            path = self.job.data.cache / "without_vectors" / f"{name}.jsonl"
+            if distributed.rank() == 0:
+                _write_texts(path, missing, pairs_of(splits[0].source, files))
+            raise DataError(
+                f"source {splits[0].source.name}: {len(missing):,} of {counted(len(total), 'text')} have no vector in "
+                f"{self.teacher.side(role).folder}; add them: {self.teacher.command(path, role)}"
+            )
+
     def _read(self) -> tuple[list[SourceRows], list[SourceRows]]:
         """The training pairs of each source, and the held-out ones."""
         data = self.job.data
         asked = 0.0 if data.validation_files else data.validation_fraction
         fraction = None if asked == "auto" else asked
-        verifier = Verifier(data.cache, all_ranks())
+        verifier, hashes = self._verifier, self.teacher is not None
         encoder = (self.tokenizer, self._backbone.encoder.max_positions)
         train, held_out = [], []
         for source in data.each():
             # A file that is missing on one rank is an error on all, not a hang.
             with verifier.ranks.synchronize_errors():
                 files = source.paths()
-            prepared = prepare_source(source, files, fraction, *encoder, verifier)
-            if prepared.held_out is not None:
-                held_out.append(_measured(prepared.held_out))
-            if prepared.train is None:
+            prepared = prepare_source(source, files, fraction, *encoder, verifier, hashes=hashes)
+            rows, others = self._taught([prepared.train, prepared.held_out], files)
+            if others is not None:
+                held_out.append(_measured(others))
+            if rows is None:
                 raise DataError(
                     f"source {source.name}: data.validation_fraction {asked} holds out all of its pairs; lower it"
                 )
-            self._check(prepared.train, prepared.record)
-            train.append(self._spanned(prepared.train))
+            self._check(rows, prepared.record)
+            train.append(self._spanned(rows))
         train = self._weighted(train)
         self._check_sizes(train)
         self._check_negatives(train)
@@ -119,11 +228,17 @@ class PairTask(ContrastTask[PairBatch]):
         self._tell_epochs(train)
         # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
         if data.validation_files:
-            whole = {"loss": "auto", "negatives_below": None, "stored_negatives": None}
-            source = next(data.each()).model_copy(update={**HELD_OUT, **whole})
+            first = next(data.each())
+            whole = {
+                "loss": NO_LOSS if first.loss == NO_LOSS else "auto",
+                "negatives_below": None,
+                "stored_negatives": None,
+            }
+            source = first.model_copy(update={**HELD_OUT, **whole})
             with verifier.ranks.synchronize_errors():
                 files = data.held_out_paths()
-            pairs = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
+            pairs = prepare_source(source, files, 0.0, *encoder, verifier, "validation", hashes=hashes).train
+            (pairs,) = self._taught([pairs], files)
             held_out += [] if pairs is None else [_measured(pairs)]
         held_out = [pairs for pairs in held_out if len(pairs)]
         if not held_out and asked and distributed.rank() == 0:
@@ -164,7 +279,7 @@ class PairTask(ContrastTask[PairBatch]):
         # Without dropout the two views of one text are the same vector, and teach nothing about it.
         whole = not pairs.view.corrupts and pairs.view.draw is None
         alike = whole and not (section.dropout or section.attention_dropout)
-        if alike and pairs.scores is None and pairs.is_one_column:
+        if alike and pairs.loss.contrasts and pairs.scores is None and pairs.is_one_column:
             raise ConfigError(
                 f"source {source.name}: every text is its own positive, and model.dropout is 0, so that both views are "
                 "the same: set model.dropout above 0, or data.view=corrupted"
@@ -269,7 +384,7 @@ class PairTask(ContrastTask[PairBatch]):
 
     def _pools(self, held_out: list[SourceRows]) -> Pools:
         """Build the pools of validation, and report which of their texts are trained on too."""
-        pools = pools_of(held_out, self.job.validate_.samples)
+        pools = pools_of(held_out, self.job.validate_.samples, self.teacher)
         # Once: every rank has the same texts, and the comparison reads all keys.
         if distributed.rank() == 0 and (there := pools.keys()):
             counts = {}
@@ -291,7 +406,8 @@ class PairTask(ContrastTask[PairBatch]):
         if self.similarity is not None:
             return ""
         views = {pairs.source.view for pairs in self.sources if pairs.is_one_column}
-        return f"data.view {', '.join(sorted(views))}" if all(pairs.is_one_column for pairs in self.sources) else ""
+        alone = all(pairs.is_one_column and pairs.loss.contrasts for pairs in self.sources)
+        return f"data.view {', '.join(sorted(views))}" if alone else ""
 
     @property
     def views_differ(self) -> bool:
@@ -310,7 +426,8 @@ class PairTask(ContrastTask[PairBatch]):
 
     def digests(self) -> Mapping[str, tuple[str, str]]:
         """The pairs' of all sources as the encoder reads them, and name and share of each, which decide their order."""
-        return {"pairs": ("pairs", self._digest)}
+        teacher = {} if self.teacher is None else {"teacher": ("teacher's vectors", self.teacher.digest)}
+        return {"pairs": ("pairs", self._digest), **teacher}
 
     @cached_property
     def _digest(self) -> str:
@@ -370,7 +487,7 @@ class PairTask(ContrastTask[PairBatch]):
         assembler = PairAssembler(
             self.sources, self._sampler(), batch=batch, parts=parts, world=world, rank=rank, seed=self.job.run.seed,
             bucketing=self.job.data.bucketing and cached, budget=budget, noise=self._noise(),
-            masks=self.job.mlm.weight > 0, compared=self._compared(cached),
+            masks=self.job.mlm.weight > 0, compared=self._compared(cached), teacher=self.teacher,
         )  # fmt: skip
         rate_at, steps = self.job.corruption.rate_at, self.job.schedule.max_steps
         return lambda start, step: assembler(start, rate_at(step / steps))
@@ -432,8 +549,8 @@ class PairTask(ContrastTask[PairBatch]):
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
         """Return a micro-batch's views to contrast, its masked-language loss times ``mlm.weight``, and its metrics."""
         masked = batch.masked_texts(self._backbone.encoder.pad_id, engine.device)
-        rows, output = self._forward(engine, batch, step, masked)
-        views = self._views(batch, rows, output.temperature, engine.device)
+        rows, taught, output = self._forward(engine, batch, step, masked)
+        views = self._views(batch, rows, taught, output.temperature, engine.device)
         if output.masked is None:
             return views, views.s.new_zeros(()), {}
         mlm = output.masked.loss_sum * scales["mlm"].to(output.masked.loss_sum.dtype)
@@ -442,23 +559,29 @@ class PairTask(ContrastTask[PairBatch]):
 
     def represent(self, engine: Engine, batch: PairBatch, step: int) -> Views:
         """The rows of the queries, of their positives, and of the hard negatives."""
-        rows, output = self._forward(engine, batch, step, None)
-        return self._views(batch, rows, output.temperature, engine.device)
+        rows, taught, output = self._forward(engine, batch, step, None)
+        return self._views(batch, rows, taught, output.temperature, engine.device)
 
     def _forward(
         self, engine: Engine, batch: PairBatch, step: int, masked: MaskedTexts | None
-    ) -> tuple[Tensor, PairOutput]:
-        """The rows of the queries and of the documents, and what else the module computes."""
+    ) -> tuple[Tensor, Tensor | None, PairOutput]:
+        """The rows of the queries and of the documents, those for a teacher, and what else the module computes."""
         # More passes of fewer tokens pay on a CPU. Under ZeRO 3 all ranks gather the weights in each pass, so that
         # all must have the same number of them.
         by_length = engine.device.type == "cpu" and self.job.engine.zero_stage < 3
         texts = batch.texts(self._backbone.encoder.pad_id, engine.device, by_length=by_length)
         output: PairOutput = engine(texts.groups, step=step, masked=masked)
-        return texts.in_order(output.rows), output
+        pointwise = output.taught is not None and (self.job.distillation.cosine or self.job.distillation.mse)
+        return texts.in_order(output.rows), texts.in_order(output.taught or ()) if pointwise else None, output
 
-    def _views(self, batch: PairBatch, rows: Tensor, temperature: float | Tensor, device: torch.device) -> PairViews:
+    def _views(
+        self, batch: PairBatch, rows: Tensor, taught_rows: Tensor | None, temperature: float | Tensor,
+        device: torch.device,
+    ) -> PairViews:  # fmt: skip
         n = len(batch.ids)
-        s, documents = rows[:n], rows[n:]
+        # A text alone is encoded once, and nothing compares it with another view.
+        s, documents = rows[:n], rows if batch.is_alone else rows[n:]
+        section = self.job.distillation
         parts = parts_of(self.sources, batch.step_rows)
         used = [pairs for pairs, number in zip(self.sources, batch.step_rows, strict=True) if number]
         several = len(parts) > 1
@@ -488,6 +611,9 @@ class PairTask(ContrastTask[PairBatch]):
             negative_teacher=there(batch.negative_teacher) if taught else None,
             query_ids=there(batch.query_keys) if len(batch.known) else None,
             known=there(batch.known) if len(batch.known) else None,
+            texts=rows if section.listwise else None,
+            taught=taught_rows,
+            teacher_vectors=None if section.vectors is None else there(batch.teacher_vectors),
         )  # fmt: skip
 
     def step(self, engines: Mapping[str, Engine], batch: list[PairBatch], progress: Progress) -> StepMetrics:
@@ -546,7 +672,26 @@ class PairTask(ContrastTask[PairBatch]):
                 report["uniformity"],
                 report["first_direction"],
             ))  # fmt: skip
+        if all(pairs.loss_name == NO_LOSS for pairs in self.sources):
+            report.pop("loss/pairs", None)  # nothing trains it
+        self._tell_reached(report, progress.step)
         return {**report}
+
+    def _tell_reached(self, report: Mapping[str, float], step: int) -> None:
+        """Log how near the teacher is."""
+        if "teacher/cosine" not in report or distributed.rank():
+            return
+        recall = ""
+        if "teacher/reached" in report:
+            own = report[of_teacher("recall/to_document")]
+            recall = (
+                f"; recall@1 {report['recall/to_document']:.3f} to documents, the teacher's {own:.3f}: "
+                f"{report['teacher/reached']:.1%} of the teacher is reached"
+            )
+        logger.info(
+            "step %d: cosine to the teacher %.4f, 5th percentile %.4f%s",
+            step, report["teacher/cosine"], report["teacher/cosine_p5"], recall,
+        )  # fmt: skip
 
     def text_ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
         """The ids of each text, with the prompts and lengths of the source with the largest weight."""
@@ -560,6 +705,21 @@ class PairTask(ContrastTask[PairBatch]):
     def _reading(self) -> SourceReading:
         return reading(self.job, self.tokenizer, self._backbone.encoder.max_positions)
 
+    def teacher_rows(self, texts: Sequence[str], role: Role) -> Float[np.ndarray, "n e"] | None:
+        """The teacher's vectors of texts that are searched; None without a teacher, or where a text has none."""
+        if self.teacher is None:
+            return None
+        store = self.teacher.side(role)
+        places = store.find(map(text_hash, texts))
+        if (missing := int((places < 0).sum())) and distributed.rank() == 0:
+            logger.warning(
+                "validate.retrieval: %s of %s (%s) have no vector in %s, so that the teacher's own figures are left "
+                "out; add them: %s",
+                f"{missing:,}", counted(len(texts), "text"), role, store.folder,
+                self.teacher.command(Path("FOLDER"), role),
+            )  # fmt: skip
+        return None if missing else store.at(places)
+
     def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
         """The rows of a batch of texts."""
         engine = engines["model"]
@@ -572,7 +732,7 @@ class PairTask(ContrastTask[PairBatch]):
         """Return the reason why the held-out pairs do not suffice for `validate`."""
         if not self.pools:
             return "there are no held-out pairs" if self.job.checkpoint.best is not None else ""
-        pools = (self.pools.pairs, self.pools.scored)
+        pools = self.pools.each()
         if (fewest := min(len(pool) for pool in pools if pool is not None)) < 2:
             return (
                 f"it compares pairs with each other, and has {fewest}; raise data.validation_fraction, or set "
@@ -591,7 +751,7 @@ class PairTask(ContrastTask[PairBatch]):
     def _flops_per_pair(self, pairs: SourceRows) -> float:
         encoder = self._backbone.encoder
         query, document, negatives = pairs.flops_shape
-        once = encoder.flops(query) + (1 + negatives) * encoder.flops(document)
+        once = encoder.flops(query) + (0 if pairs.is_alone else (1 + negatives) * encoder.flops(document))
         if not self.job.mlm.weight:
             return once
         # One column is one text: it is masked once.
@@ -642,6 +802,28 @@ _MUCH = 0.1
 
 
 TASK = PairTask
+
+
+def _sides(rows: Sequence[SourceRows]) -> Iterator[tuple[SourceRows, Side, EncodedTexts]]:
+    for pairs in rows:
+        yield pairs, "query", pairs.queries
+        yield pairs, "document", pairs.documents
+
+
+def _hashes(values: np.ndarray) -> set[bytes]:
+    raw = values.tobytes()
+    return {raw[at : at + 16] for at in range(0, len(raw), 16)}
+
+
+def _write_texts(path: Path, wanted: set[bytes], pairs: Iterable[tuple[str, Pair]]) -> None:
+    """Write those of the texts of ``pairs`` that have one of the hashes ``wanted``, each once."""
+    found: dict[bytes, str] = {}
+    for _, pair in pairs:
+        for text in (pair.query, *pair.positives, *pair.negatives):
+            if (name := text_hash(text)) in wanted:
+                found[name] = text
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in found.values()))
 
 
 def _measured(pairs: SourceRows) -> SourceRows:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from scipy.stats import spearmanr
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast.masks import KnownPairs
@@ -21,11 +21,11 @@ from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.pairs.batches import padded
-from capt.pretrain.pairs.config import RECALLS, at_width
+from capt.pretrain.pairs.config import RECALLS, RETRIEVAL, at_width, of_teacher
 from capt.pretrain.pairs.known import Pairs, known_pairs
 from capt.pretrain.pairs.losses import GROUP
 from capt.pretrain.pairs.module import PairModule
-from capt.pretrain.pairs.sources import SourceRows
+from capt.pretrain.pairs.sources import SourceRows, Teacher
 from capt.pretrain.registry import load_entry
 
 _TIES = 1e-9
@@ -46,6 +46,8 @@ class Pool:
     """Similarity of the two; nan where it is not known."""
     known: Pairs
     """Pairs of its queries and documents that belong together, by all held-out rows, in the pool or not."""
+    vectors: tuple[Float[np.ndarray, "n e"], Float[np.ndarray, "n e"]] | None = None
+    """A teacher's vectors of the queries and of the documents."""
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -57,35 +59,44 @@ class Pools:
 
     pairs: Pool | None = None
     scored: Pool | None = None
+    alone: Pool | None = None
+    """Texts that a teacher's vectors alone train; queries and documents are the same."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """Figures of the scored pairs, by the losses of their sources (`PairLoss.figures`)."""
 
     def __bool__(self) -> bool:
-        return self.pairs is not None or self.scored is not None
+        return any(pool is not None for pool in self.each())
+
+    def each(self) -> tuple[Pool | None, ...]:
+        """All pools."""
+        return self.pairs, self.scored, self.alone
 
     def keys(self) -> dict[str, list[np.ndarray]]:
         """The keys of all held-out texts, by ``query`` and ``document``; empty without any."""
-        pools = [pool for pool in (self.pairs, self.scored) if pool is not None]
+        pools = [pool for pool in self.each() if pool is not None]
         if not pools:
             return {}
         return {"query": [pool.query_keys for pool in pools], "document": [pool.document_keys for pool in pools]}
 
 
-def pools_of(sources: Sequence[SourceRows], limit: int) -> Pools:
-    """The pools of some held-out sources, each of at most ``limit`` pairs."""
-    pairs = [rows for rows in sources if rows.scores is None]
+def pools_of(sources: Sequence[SourceRows], limit: int, teacher: Teacher | None = None) -> Pools:
+    """The pools of some held-out sources, each of at most ``limit`` pairs, with the vectors of a ``teacher``."""
+    alone = [rows for rows in sources if rows.is_alone]
+    pairs = [rows for rows in sources if rows.scores is None and not rows.is_alone]
     scored = [rows for rows in sources if rows.scores is not None]
     figures = {name: path for rows in scored for name, path in rows.loss.figures.items()}
-    return Pools(pool_of(pairs, limit) if pairs else None, pool_of(scored, limit) if scored else None, figures)
+    pools = [pool_of(rows, limit, teacher) if rows else None for rows in (pairs, scored, alone)]
+    return Pools(pools[0], pools[1], pools[2], figures)
 
 
-def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
+def pool_of(sources: Sequence[SourceRows], limit: int, teacher: Teacher | None = None) -> Pool:
     """A pool of at most ``limit`` pairs, of every source as large a share of its rows as of the others."""
     total = sum(map(len, sources))
     queries: list[np.ndarray] = []
     documents: list[np.ndarray] = []
     keys: list[tuple[np.ndarray, np.ndarray]] = []
     scores: list[np.ndarray] = []
+    vectors: list[tuple[np.ndarray, np.ndarray]] = []
     # Evenly spread over all sources, so that each has its share.
     chosen = np.arange(total) if total <= limit else np.arange(limit) * total // limit
     first = 0
@@ -102,12 +113,16 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
             ):
                 side += views
         keys.append((source.queries.keys[texts], source.documents.keys[positives]))
+        if teacher is not None:
+            given = source.vectors(teacher, "query", texts), source.vectors(teacher, "document", positives)
+            vectors.append(given)
         scores.append(np.full(len(rows), np.nan, np.float32) if source.scores is None else source.scores[rows])
     query_keys, document_keys = (np.concatenate(each) for each in zip(*keys, strict=True))
     known = known_pairs([source.known for source in sources], query_keys, document_keys)
     return Pool(
         queries, documents, query_keys, document_keys,
         np.concatenate(scores), known,
+        None if teacher is None else (np.concatenate([q for q, _ in vectors]), np.concatenate([d for _, d in vectors])),
     )  # fmt: skip
 
 
@@ -132,23 +147,51 @@ def validate(
     (:mod:`capt.pretrain.pairs.known`) are not candidates for it. Of vectors cut to each of ``widths`` there are
     Recall@1 and MRR as well. Over the scored pairs there are the figures of their losses; ``spearman`` is the rank
     correlation of cosines and scores. A ``similarity`` takes the place of the cosine; rows are then no vectors, and
-    have neither alignment nor spread.
+    have neither alignment nor spread. Where the pools have a teacher's vectors, ``teacher/cosine`` is the cosine to
+    them in the mean over all texts, and ``teacher/cosine_p5`` its 5th percentile; of the pairs there are the teacher's
+    own figures of retrieval as well, and the share of its recall that is reached.
     """
     report: dict[str, float] = {"validation_samples": 0.0}
+    cosines_to: list[Tensor] = []
+    if pools.alone is not None:
+        _, _, _, found = _encoded(engine, pools.alone, micro, pad_id, unit=True)
+        cosines_to += found[:1]  # both sides are the same
+        report["validation_samples"] += len(pools.alone)
     if pools.pairs is not None:
-        q, d, order = _encoded(engine, pools.pairs, micro, pad_id, unit=similarity is None)
+        q, d, order, found = _encoded(engine, pools.pairs, micro, pad_id, unit=similarity is None)
+        cosines_to += found
         compare = product if similarity is None else blockwise(similarity)
+        samples = report["validation_samples"]
         report |= _retrieval_report(q, d, order, pools.pairs, temperature, widths, compare)
+        report["validation_samples"] += samples
+        if pools.pairs.vectors is not None:
+            report |= _teacher_report(report, pools.pairs, temperature, q.device)
         if similarity is None:
             report |= {"alignment": alignment(q, d), "uniformity": uniformity(q), "first_direction": first_direction(q)}
     if pools.scored is not None:
-        q, d, order = _encoded(engine, pools.scored, micro, pad_id, unit=similarity is None)
+        q, d, order, found = _encoded(engine, pools.scored, micro, pad_id, unit=similarity is None)
+        cosines_to += found
         cosines = ((q * d).sum(1) if similarity is None else paired(similarity, q, d)).cpu().numpy()
         for name, path in pools.figures.items():
             function = load_entry(path, GROUP, f"the figure {name}", "MODULE:FUNCTION")
             report[name] = function(cosines, pools.scored.scores[order])
         report["validation_samples"] += len(pools.scored)
+    if cosines_to:
+        every = torch.cat(cosines_to)
+        report |= {"teacher/cosine": float(every.mean()), "teacher/cosine_p5": float(every.quantile(0.05))}
     return report
+
+
+def _teacher_report(
+    report: Mapping[str, float], pool: Pool, temperature: float, device: torch.device
+) -> dict[str, float]:
+    """The teacher's own figures of retrieval on a pool, and the share of its recall that ``report`` has."""
+    assert pool.vectors is not None
+    q, d = (normalize(torch.from_numpy(rows).to(device).double(), dim=1) for rows in pool.vectors)
+    figures = _retrieval_report(q, d, np.arange(len(pool)), pool, temperature, (), product)
+    found = {of_teacher(name): figures[name] for name in RETRIEVAL}
+    own = sum(figures[name] for name in RECALLS)
+    return found | ({"teacher/reached": sum(report[name] for name in RECALLS) / own} if own else {})
 
 
 def _retrieval_report(
@@ -187,17 +230,29 @@ def standard_error(share: float, count: int) -> float:
 
 def _encoded(
     engine: Engine | PairModule, pool: Pool, micro: int, pad_id: int, *, unit: bool
-) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Int64[np.ndarray, " n"]]:
-    """The rows of the pool's queries and documents in float64 (``unit``: normalized), and which pair each is."""
-    found, device = PairAccumulator(), distributed.device()
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Int64[np.ndarray, " n"], list[Float[Tensor, " n"]]]:
+    """The rows of the pool's queries and documents in float64 (``unit``: normalized), which pair each is, and the
+    cosines of both to the vectors of a teacher, where the pool has them.
+    """
+    found, taught, device = PairAccumulator(), PairAccumulator(), distributed.device()
     world, rank = distributed.world_size(), distributed.rank()
     for numbers, valid in validation_samples(len(pool), micro, world, rank):
         texts = [padded([side[i] for i in numbers.tolist()], pad_id, device) for side in (pool.queries, pool.documents)]
-        queries, documents = engine(texts, step=0).rows
-        found.update(queries[:valid], documents[:valid])
+        output = engine(texts, step=0)
+        found.update(*(rows[:valid] for rows in output.rows))
+        if pool.vectors is not None:
+            taught.update(*(rows[:valid] for rows in output.taught))
     q, d = (normalize(rows.double(), dim=1) if unit else rows.double() for rows in found.gather())
     # Rank `r` has the pairs r, r + world, ...; `gather` puts the ranks one after another.
-    return q, d, np.concatenate([np.arange(first, len(pool), world) for first in range(world)])
+    order = np.concatenate([np.arange(first, len(pool), world) for first in range(world)])
+    cosines = []
+    if pool.vectors is not None:
+        for rows, theirs in zip(taught.gather(), pool.vectors, strict=True):
+            teacher = torch.from_numpy(theirs[order]).to(rows.device)
+            # Of another width, where only the order of the texts is learnt, there is no cosine to it.
+            if rows.shape[1] == teacher.shape[1]:
+                cosines.append(cosine_similarity(rows.double(), teacher.double(), dim=1))
+    return q, d, order, cosines
 
 
 def rank_correlation(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:

@@ -12,12 +12,13 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -26,7 +27,7 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.stores import WRITABLE, MissingError, put_bytes, read_small, tree, without_secrets
 from capt.pretrain.base.verification import ExpectedFile
 from capt.pretrain.data.shard_cache import ShardCache
-from capt.pretrain.retrieval.store import ID, IDENTITY, VectorIdentity, Vectors
+from capt.pretrain.retrieval.store import ENCODER, ID, IDENTITY, VectorIdentity, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +173,19 @@ class BucketVectors(Vectors):
             if added:
                 raise
             logger.warning("%s; it lists fewer blocks than there are", error)  # of a writer that was killed
+
+    def note(self, encoder: Mapping[str, Any]) -> None:
+        """Write ``encoder.json`` into a store that can be written."""
+        if self._scheme in WRITABLE:
+            put_bytes(json.dumps(dict(encoder), indent=1).encode(), f"{self.url}/{ENCODER}")
+
+    def noted(self) -> dict[str, Any]:
+        """Read ``encoder.json``."""
+        try:
+            found: dict[str, Any] = json.loads(read_small(f"{self.url}/{ENCODER}", limit=1 << 20))
+        except (MissingError, ValueError):
+            return {}
+        return found
 
     @contextmanager
     def _mapped(self, segment: int) -> Iterator[np.ndarray]:

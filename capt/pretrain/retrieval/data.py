@@ -14,13 +14,12 @@ from typing import Any
 
 from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
-from capt.pretrain.base.overlap import same_text
+from capt.pretrain.base.overlap import same_text, text_hash
 from capt.pretrain.data.corpus import warn_once
 from capt.pretrain.data.formats import ReadOptions, TableRow, suffix_of, suffixes
 from capt.pretrain.data.tables import read_file, read_table
 from capt.pretrain.pairs.cells import DOCUMENT_IDS, QUERY_IDS, beir_file, read_qrels, text_of, title_of, values
 from capt.pretrain.pairs.layout import Layouts, unread_labels
-from capt.pretrain.retrieval.store import text_hash
 
 Document = tuple[str, str]
 """The id and the text of a document."""

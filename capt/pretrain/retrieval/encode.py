@@ -16,12 +16,13 @@ from jaxtyping import Float
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.distributed import barrier, device, gather_objects, rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import counted
+from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
 from capt.pretrain.retrieval.search import unit_rows
-from capt.pretrain.retrieval.store import DType, Pair, VectorIdentity, Vectors, VectorStore, text_hash
+from capt.pretrain.retrieval.store import DType, Pair, VectorIdentity, Vectors, VectorStore
 
 logger = logging.getLogger(__name__)
 

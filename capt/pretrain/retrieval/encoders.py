@@ -6,6 +6,7 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,6 +73,7 @@ class TextEncoder(ABC):
 
     def __init__(self, name: str, prompts: Mapping[str, str], options: EncoderOptions) -> None:
         self.name = name
+        self.options = options
         given = {"query": options.query_prompt, "document": options.document_prompt}
         # Of each role, and under the other names that the model has (`prompted`).
         self.prompts: dict[str, str] = {**prompts, **{role: prompts.get(role, "") for role in get_args(Role)}}
@@ -97,6 +99,11 @@ class TextEncoder(ABC):
         """Everything that decides the vector of a text in ``role``."""
         facts = {**self._facts, "length": self.limit(role)}
         return VectorIdentity(prompt=self.prompts[role], dimension=self.dimension, dtype=dtype, **facts)
+
+    def named(self, role: Role) -> dict[str, Any]:
+        """The model, ``role`` and options as `capt encode` takes them, to say how more vectors are made."""
+        path = Path(self.name)
+        return {"model": str(path.absolute()) if path.exists() else self.name, "role": role, **asdict(self.options)}
 
     @property
     def scoring(self) -> Scoring:

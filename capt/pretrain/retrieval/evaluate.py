@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from capt.pretrain.base.distributed import rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean, repeated, shown
 from capt.pretrain.base.files import write_text
+from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.paired import paired_difference
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.config.retrieval import METRICS
@@ -42,7 +43,7 @@ from capt.pretrain.retrieval.fusion import FUSION_K, reciprocal_ranks
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring, by_id
-from capt.pretrain.retrieval.store import Vectors, text_hash
+from capt.pretrain.retrieval.store import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class RetrievalSettings:
     fusion: bool = False
     split: str | None = None
     per_query: Path | None = None
+    documents_by: Path | None = None
+    """The model of the documents, where it is another one than that of the queries."""
 
 
 def evaluate(
@@ -106,6 +109,10 @@ def evaluate(
         if twice := repeated(collection.name for collection in collections):
             raise ConfigError(f"--retrieval: two data sets are called {twice!r}; rename a folder or file")
         encoder = load_text_encoder(model, encoder_options)
+        other = None
+        if settings.documents_by is not None:
+            other = load_text_encoder(settings.documents_by, replace(encoder_options, pooling=None, length=None))
+            _require_one_space(encoder, other)
         wrong = [dim for dim in settings.dims if not 0 < dim <= encoder.dimension]
         if settings.dims:
             encoder.require_vectors("--dims cuts them")
@@ -114,7 +121,7 @@ def evaluate(
     # Wrong arguments have been refused by now: what follows may take hours.
     sections, lines = [], []
     for collection in collections:
-        section, figures = _evaluate_set(encoder, collection, options, settings, progress)
+        section, figures = _evaluate_set(encoder, other or encoder, collection, options, settings, progress)
         sections.append(section)
         lines += figures
     return finished(model, sections, lines, settings.per_query, out)
@@ -157,6 +164,7 @@ def finished(
 
 def _evaluate_set(
     encoder: TextEncoder,
+    other: TextEncoder,
     collection: Collection,
     options: EncodeOptions,
     settings: RetrievalSettings,
@@ -167,7 +175,7 @@ def _evaluate_set(
         corpus = SearchCorpus.of(collection)
     queries = embed(encoder, (text for _, text in collection.queries), "query", options)
     documents = embed(
-        encoder, (text for _, text in collection.documents()), "document", options, progress, total=len(corpus.names)
+        other, (text for _, text in collection.documents()), "document", options, progress, total=len(corpus.names)
     )
     rows = rows_of(queries, (text for _, text in collection.queries))
     # One ranking for each system: the whole vectors, each cut dimension, and BM25.
@@ -186,7 +194,7 @@ def _evaluate_set(
     with synchronize_errors(patient=True):
         scores = _score_histograms(encoder, collection, rows, documents, systems[FULL])
     section = Section(
-        name=collection.name, protocol=_protocol(encoder, collection, corpus, poolers), poolers=poolers,
+        name=collection.name, protocol=_protocol(encoder, other, collection, corpus, poolers), poolers=poolers,
         dimension=encoder.dimension, scores=scores,
         differences=figure_differences(measured, FUSION, (FULL, BM25) if settings.fusion else ()),
     )  # fmt: skip
@@ -214,6 +222,17 @@ def figures_of(
             for name, each in zip(names, figures, strict=True)
         ]
     return poolers, measured, lines
+
+
+def _require_one_space(queries: TextEncoder, documents: TextEncoder) -> None:
+    """Refuse two models whose vectors cannot be compared with each other."""
+    for encoder in (queries, documents):
+        encoder.require_vectors("--documents-by compares vectors of two models")
+    if queries.dimension != documents.dimension:
+        raise ConfigError(
+            f"--documents-by {documents.name}: {documents.dimension} dimensions, and {queries.name} has "
+            f"{queries.dimension}: train it with distillation.projection=export, which gives it the teacher's"
+        )
 
 
 def figure_differences(
@@ -396,9 +415,15 @@ def fused(first: Rankings, second: Rankings) -> Rankings:
 
 
 def _protocol(
-    encoder: TextEncoder, collection: Collection, corpus: SearchCorpus, systems: Mapping[str, Figures]
+    encoder: TextEncoder,
+    other: TextEncoder,
+    collection: Collection,
+    corpus: SearchCorpus,
+    systems: Mapping[str, Figures],
 ) -> str:
     parts = [*about_set(collection, corpus), encoder.protocol()]
+    if other is not encoder:
+        parts.append(f"documents by {other.name}: {other.protocol()}")
     if BM25 in systems:
         parts.append(about_bm25())
     if FUSION in systems:

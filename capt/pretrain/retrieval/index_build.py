@@ -18,6 +18,7 @@ from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError, how_to_install
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.locks import file_lock
+from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.data.formats import TextFile
@@ -44,7 +45,7 @@ from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.passages import PassageCutter, Passages
 from capt.pretrain.retrieval.search import BLOCK, by_id, unit_rows
 from capt.pretrain.retrieval.sources import SourceDocument, SourceOptions, find_sources, read_sources
-from capt.pretrain.retrieval.store import DType, Vectors, text_hash
+from capt.pretrain.retrieval.store import DType, Vectors
 
 logger = logging.getLogger(__name__)
 

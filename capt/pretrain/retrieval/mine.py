@@ -17,7 +17,7 @@ from capt.pretrain.base.atomic import new_folder, require_new
 from capt.pretrain.base.distributed import rank, synchronize_errors
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import write_json, write_text
-from capt.pretrain.base.overlap import same_text
+from capt.pretrain.base.overlap import same_text, text_hash
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.engine.provenance import provenance
@@ -30,7 +30,6 @@ from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
 from capt.pretrain.retrieval.search import by_id
-from capt.pretrain.retrieval.store import text_hash
 
 logger = logging.getLogger(__name__)
 

@@ -12,19 +12,19 @@ import json
 import secrets
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 
 from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.base.files import write_json
+from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.base.verification import digest_of
 
 DType = Literal["fp32", "fp16"]
@@ -32,9 +32,13 @@ _TYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<
 ID = np.dtype([("text", "V16"), ("check", "<u4")])
 """The record of a text beside its vector: its hash, and the CRC-32 of the vector."""
 IDENTITY = "identity.json"
+ENCODER = "encoder.json"
+"""The file that says how vectors were made, for messages with the command that adds to them."""
 _SEGMENT_BYTES = 1 << 30
 _BLOCK = 1 << 14
 """Rows that one rank compares with their checksums at a time."""
+_ROW_BITS = 40
+"""Bits of the place of a vector that are its row in a segment; the others are the number of that."""
 _FORGOTTEN = bytes(16)
 """The id of a vector that was damaged."""
 
@@ -71,13 +75,6 @@ class VectorIdentity:
 
 Pair = tuple[str, str]
 """A query and a document."""
-
-
-def text_hash(text: str | Pair) -> bytes:
-    """The first 16 bytes of the SHA-256 of a text, or of a pair of texts."""
-    if isinstance(text, tuple):  # with a length, so that no two pairs have the same characters in a row
-        text = f"{len(text[0])}\n{''.join(text)}"
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def default_store() -> Path:
@@ -138,6 +135,14 @@ class Vectors(ABC):
     def _damaged(self, segment: int, row: int) -> str:
         """The message about a row that does not have its checksum."""
 
+    @abstractmethod
+    def note(self, encoder: Mapping[str, Any]) -> None:
+        """Write down how the vectors were made, for `noted`, on one rank. Raises ``DataError``."""
+
+    @abstractmethod
+    def noted(self) -> dict[str, Any]:
+        """Return what `note` has written: the model as it was named, the role and the options; empty without it."""
+
     def finish(self, added: int) -> None:  # noqa: B027  a folder needs nothing
         """Write down what is there, on one rank after all have closed; ``added`` is what they have added.
 
@@ -155,18 +160,26 @@ class Vectors(ABC):
         Raises:
             DataError: a vector is damaged, or not there.
         """
-        out = np.empty((len(texts), self.identity.dimension), dtype=np.float32)
-        wanted: dict[int, list[tuple[int, int]]] = {}
-        for position, text in enumerate(texts):
-            place = self._places.get(text)
-            if place is None:
-                raise DataError(f"{self.folder}: the vector of a text is missing: start the command again")
-            # Grouped by segment, so that each is mapped once.
-            wanted.setdefault(place[0], []).append((position, place[1]))
-        for segment, places in wanted.items():
+        places = self.find(texts)
+        if (places < 0).any():
+            raise DataError(f"{self.folder}: the vector of a text is missing: start the command again")
+        return self.at(places)
+
+    def find(self, texts: Iterable[bytes]) -> Int64[np.ndarray, " n"]:
+        """The place of the vector of each text by its hash, as `at` takes it; -1 where there is none."""
+        found = (self._places.get(text) for text in texts)
+        return np.array([-1 if place is None else place[0] << _ROW_BITS | place[1] for place in found], dtype=np.int64)
+
+    def at(self, places: Int64[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
+        """The vectors at the places that `find` gives, in fp32. Raises ``DataError`` where one is damaged."""
+        out = np.empty((len(places), self.identity.dimension), dtype=np.float32)
+        segments, in_segment = places >> _ROW_BITS, places & ((1 << _ROW_BITS) - 1)
+        # Grouped by segment, so that each is mapped once.
+        for segment in np.unique(segments).tolist():
             checks = self._checks[segment]
             with self._mapped(segment) as rows:
-                for position, row in places:
+                for position in np.flatnonzero(segments == segment).tolist():
+                    row = int(in_segment[position])
                     found = rows[row]
                     # The checksum on every read: a damaged vector would give wrong neighbours without a word.
                     if zlib.crc32(found.tobytes()) != checks[row]:
@@ -290,6 +303,16 @@ class VectorStore(Vectors):
             file.close()
             sync(Path(file.name))
         self._writing, self._written = None, 0
+
+    def note(self, encoder: Mapping[str, Any]) -> None:
+        """Write ``encoder.json``."""
+        write_json(self.folder / ENCODER, dict(encoder))
+
+    def noted(self) -> dict[str, Any]:
+        """Read ``encoder.json``."""
+        path = self.folder / ENCODER
+        found: dict[str, Any] = read_json(path) if path.is_file() else {}
+        return found
 
     @contextmanager
     def _mapped(self, segment: int) -> Iterator[np.ndarray]:

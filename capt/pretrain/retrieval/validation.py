@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +66,8 @@ class _Set:
     corpus: SearchCorpus
     queries: _Texts
     documents: _Texts
+    teacher: Mapping[str, float] | None = None
+    """The figures of a teacher's vectors, where the task has them of all texts."""
 
     def figures(self, task: TextTask, engines: Mapping[str, Engine]) -> dict[str, float]:
         """The means over the queries, equal on all ranks; as `capt.pretrain.retrieval.evaluate` has them."""
@@ -88,12 +90,29 @@ class _Set:
         for start in range(0, len(rows), BLOCK):
             best.update(first + start, rows[start : start + BLOCK])
         numbers: Int[np.ndarray, "q k"] = best.result().numbers
-        found = np.where(numbers >= 0, np.array(order)[numbers], -1)
+        return self.measured(np.where(numbers >= 0, np.array(order)[numbers], -1))
+
+    def measured(self, found: Int[np.ndarray, "q k"]) -> dict[str, float]:
+        """The figures of the numbers of the documents that were found for each query."""
         figures = [
             query_metrics(self.corpus.without_self(name, row), self.collection.judged[name])
             for (name, _), row in zip(self.collection.queries, found.tolist(), strict=True)
         ]
         return {name: value for name, value in mean_metrics(figures).items() if value is not None}
+
+    def of_teacher(
+        self, rows: Callable[[Sequence[str], Role], Float[np.ndarray, "n e"] | None]
+    ) -> dict[str, float] | None:
+        """The figures of a teacher's vectors of all texts; None where one of them has none."""
+        queries = rows([text for _, text in self.collection.queries], "query")
+        documents = rows([text for _, text in self.collection.documents()], "document")
+        if queries is None or documents is None:
+            return None
+        scoring = Scoring()
+        best = scoring.best(scoring.rows(queries), DEPTH + bool(self.corpus.selves), by_id(self.corpus.names))
+        for start in range(0, len(documents), BLOCK):
+            best.update(start, scoring.rows(documents[start : start + BLOCK]))
+        return self.measured(best.result().numbers)
 
 
 class RetrievalValidation:
@@ -129,16 +148,35 @@ class RetrievalValidation:
         report = {name: sum(figures[name] for figures in each.values()) / len(each) for name in METRICS}
         if len(each) > 1:
             report |= {f"{name}/{of}": figures[name] for of, figures in each.items() for name in METRICS}
-        return report
+        return report | self._reached(report)
+
+    def _reached(self, report: Mapping[str, float]) -> dict[str, float]:
+        """The teacher's own figures, and the share of its nDCG@10 that is reached; nothing without a teacher."""
+        theirs = [one.teacher for one in self._sets if one.teacher is not None]
+        if len(theirs) < len(self._sets) or not theirs:
+            return {}
+        own = {name: sum(figures[name] for figures in theirs) / len(theirs) for name in METRICS}
+        found = {f"teacher/{name}": value for name, value in own.items()}
+        if not own["ndcg@10"]:
+            return found
+        share = report["ndcg@10"] / own["ndcg@10"]
+        if rank() == 0:
+            logger.info(
+                "validate.retrieval: nDCG@10 %.4f, the teacher's %.4f: %.1f%% of the teacher is reached",
+                report["ndcg@10"], own["ndcg@10"], 100 * share,
+            )  # fmt: skip
+        return {**found, "teacher/reached": share}
 
     def _tokenized(self, task: TextTask, part: Collection) -> _Set:
         documents = [text for _, text in part.documents()]
-        return _Set(
+        made = _Set(
             part,
             SearchCorpus.of(part),
             _Texts.of(task, [text for _, text in part.queries], "query"),
             _Texts.of(task, documents, "document"),
         )
+        rows = getattr(task, "teacher_rows", None)
+        return made if rows is None else replace(made, teacher=made.of_teacher(rows))
 
 
 def _one(path: Path, split: str | None) -> Collection:

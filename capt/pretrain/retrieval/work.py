@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from capt.pretrain.base.distributed import gather_objects, synchronize_errors
+from capt.pretrain.base.distributed import gather_objects, rank, synchronize_errors
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.stores import is_url
@@ -59,9 +59,13 @@ def _encode(
     for source, each, total in sources:
         texts = _lines(source) if source is run else _texts(source, each, column)
         stored = embed(loaded, texts, each, options, progress, total)  # type: ignore[arg-type]
+        encoded = sum(gather_objects(stored.added))
+        with synchronize_errors():
+            if encoded and rank() == 0:
+                stored.note(loaded.named(each))  # type: ignore[arg-type]
         result["sources"].append(
             {
-                "source": source, "role": each, "texts": total, "encoded": sum(gather_objects(stored.added)),
+                "source": source, "role": each, "texts": total, "encoded": encoded,
                 "stored": len(stored), "folder": str(stored.folder), "dimension": loaded.dimension,
             }
         )  # fmt: skip
@@ -86,9 +90,12 @@ def _evaluate(
     model: str, sets: list[str], encoder: dict[str, Any], store: dict[str, Any], settings: dict[str, Any],
     out: str | None, progress: ProgressCallback | None,
 ) -> dict[str, Any]:  # fmt: skip
-    per_query = settings.pop("per_query")
+    per_query, documents_by = settings.pop("per_query"), settings.pop("documents_by", None)
     chosen = RetrievalSettings(
-        dims=tuple(settings.pop("dims")), per_query=Path(per_query) if per_query else None, **settings
+        dims=tuple(settings.pop("dims")),
+        per_query=Path(per_query) if per_query else None,
+        documents_by=Path(documents_by) if documents_by else None,
+        **settings,
     )
     return evaluate(
         Path(model), [Path(each) for each in sets], _options(store), EncoderOptions(**encoder), chosen,

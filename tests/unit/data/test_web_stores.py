@@ -16,13 +16,14 @@ import pytest
 
 from capt.pretrain.base import stores
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.stores import MissingError, chunks, exists, look_up, read_small
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_files
 from capt.pretrain.data.shards import ShardSet
 from capt.pretrain.retrieval import bucket as vectors
 from capt.pretrain.retrieval.bucket import BucketVectors
-from capt.pretrain.retrieval.store import VectorIdentity, text_hash
+from capt.pretrain.retrieval.store import VectorIdentity
 from tests.unit.data.faulty import faulty_store
 from tests.unit.data.test_shards import build
 from tests.unit.data.web import WebServer, web_server, write_certificate

@@ -17,13 +17,14 @@ import pytest
 
 from capt.pretrain.base import stores
 from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.stores import tree
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval import bucket as room
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
-from capt.pretrain.retrieval.store import ID, VectorIdentity, VectorStore, text_hash
+from capt.pretrain.retrieval.store import ID, VectorIdentity, VectorStore
 from tests.support import run_capt, run_ranks, start_forked
 from tests.unit.data.faulty import FaultyStore, faulty_store
 from tests.unit.data.s3 import s3_bucket

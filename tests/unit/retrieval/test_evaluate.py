@@ -66,6 +66,31 @@ def test_the_figures_are_those_of_sentence_transformers(sentences: Path, tmp_pat
     assert ours["8"] != ours["full"]
 
 
+def test_documents_may_be_by_another_model(sentences: Path, tmp_path: Path) -> None:
+    """A literal ranking of one model's vectors of queries and another one's of documents."""
+    folder = write_beir(tmp_path / "beir", documents=60, queries=12)
+    other = write_sentence_folder(tmp_path / "other", initializer_range=0.3)
+    (collection,) = read_collections(folder)
+    own, theirs = (load_text_encoder(model, EncoderOptions()) for model in (sentences, other))
+    names, texts = zip(*collection.documents(), strict=True)
+    rows = theirs.encode(list(texts), "document")
+    reciprocal = []
+    for name, text in collection.queries:
+        scores = (rows / np.linalg.norm(rows, axis=1)[:, None]) @ own.encode([text], "query")[0]
+        ranked = [names[i] for i in np.lexsort((names, scores))[::-1] if names[i] != name][:10]
+        grades = collection.judged[name]
+        if max(grades.values()) > 0:
+            reciprocal.append(next((1 / place for place, each in enumerate(ranked, 1) if grades.get(each, 0) > 0), 0.0))
+    found = measured(sentences, folder, tmp_path / "store", documents_by=other)["full"]
+    assert found["mrr@10"] == pytest.approx(np.mean(reciprocal), abs=1e-9)
+    assert found != measured(sentences, folder, tmp_path / "store")["full"]
+    wide = write_sentence_folder(tmp_path / "wide", hidden_size=24)
+    with pytest.raises(
+        ConfigError, match=r"--documents-by .*24 dimensions, and .* has 32: train it with distillation\.proj"
+    ):
+        measured(sentences, folder, tmp_path / "store", documents_by=wide)
+
+
 def test_the_fusion_is_that_of_the_runs_of_pytrec_eval(sentences: Path, tmp_path: Path) -> None:
     """Runs by sentence-transformers and by bm25s, ranked as trec_eval does, fused, and measured by it."""
     import bm25s

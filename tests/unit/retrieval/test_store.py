@@ -18,9 +18,10 @@ import pytest
 
 from capt.pretrain.base.distributed import rank
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.encode import EncodeOptions, batches, embed, logger, rows_of
-from capt.pretrain.retrieval.store import VectorIdentity, VectorStore, text_hash
+from capt.pretrain.retrieval.store import VectorIdentity, VectorStore
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder
 

@@ -82,7 +82,7 @@ def write_sentence_folder(folder: Path, **changes: object) -> Path:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    source = write_encoder(folder.with_name(f"{folder.name}-encoder"), "BertModel")
+    source = write_encoder(folder.with_name(f"{folder.name}-encoder"), "BertModel", **changes)
     transformer = Transformer(str(source), max_seq_length=24)
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     model = SentenceTransformer(

@@ -1,0 +1,301 @@
+"""A teacher's vectors in a job of pairs: found by the hash of the text, refused by name, and learnt."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from capt.launcher.cli import app
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError
+from capt.pretrain.base.overlap import text_hash
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.retrieval import METRICS, RetrievalSection
+from capt.pretrain.contrast.teacher import cosine_distance_loss, listwise_loss, squared_distance_loss
+from capt.pretrain.pairs.config import PairJob
+from capt.pretrain.pairs.export import TO_TEACHER, command
+from capt.pretrain.pairs.loss import PairViews
+from capt.pretrain.pairs.task import PairTask
+from capt.pretrain.retrieval.data import read_collections
+from capt.pretrain.retrieval.encode import EncodeOptions, embed
+from capt.pretrain.retrieval.encoders import load_text_encoder
+from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
+from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.store import VectorIdentity, VectorStore
+from capt.pretrain.retrieval.validation import RetrievalValidation
+from tests.finetune import write_encoder
+from tests.pairs import every_text, pairs_mapping, taught_by, write_pairs, write_vectors
+from tests.runs import rows_of
+from tests.support import run_ranks, train_job
+from tests.unit.retrieval.toy import write_beir
+
+WIDTH = 12
+"""Of the teacher; the encoder has another."""
+
+
+def _texts(folder: Path, count: int = 60) -> Path:
+    path = folder / "texts.jsonl"
+    lines = write_pairs(folder / "pairs.jsonl", count).read_text().splitlines()
+    path.write_text("".join(json.dumps({"text": json.loads(line)["query"]}) + "\n" for line in lines))
+    return path
+
+
+def _mapping(folder: Path, data: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A job on texts alone whose teacher's vectors are random."""
+    texts = _texts(folder)
+    write_vectors(folder / "store", every_text(texts), WIDTH)
+    mapping = pairs_mapping(folder, **taught_by(folder / "store", {"cosine": 1.0}), **changes)
+    mapping["data"] |= {"files": [str(texts)], "loss": "none", **(data or {})}
+    return mapping
+
+
+def _task(mapping: dict[str, Any]) -> PairTask:
+    job = job_from_mapping(json.loads(json.dumps(mapping)), "test")
+    assert isinstance(job, PairJob)
+    return PairTask(job, Path(job.run.dir))
+
+
+def _vector(store: Path, text: str) -> np.ndarray:
+    (folder,) = (path.parent for path in store.glob("*/identity.json"))
+    identity = VectorIdentity(**json.loads((folder / "identity.json").read_text()))
+    return VectorStore(store, identity).vectors([text_hash(text)])[0]
+
+
+def test_a_text_alone_is_encoded_once_beside_its_vector(tmp_path: Path) -> None:
+    task = _task(_mapping(tmp_path))
+    texts = {tuple(task.text_ids([text], "document")[0]): text for text in every_text(tmp_path / "texts.jsonl")}
+    batch = task.step_assembler(8, 2, 1, 0)(0, 0)
+    for part in batch:
+        assert part.is_alone
+        assert len(part.lengths) == len(part.ids) == len(part.teacher_vectors)
+        for ids, vector in zip(part.tokens.split(part.lengths.tolist()), part.teacher_vectors, strict=True):
+            np.testing.assert_array_equal(vector.numpy(), _vector(tmp_path / "store", texts[tuple(ids.tolist())]))
+    assert batch[0].step_tokens == sum(int(part.lengths.sum()) for part in batch)
+    held_out = task.pools.alone
+    assert held_out is not None
+    assert held_out.vectors is not None
+    for ids, vector in zip(held_out.queries, held_out.vectors[0], strict=True):
+        np.testing.assert_array_equal(vector, _vector(tmp_path / "store", texts[tuple(ids.tolist())]))
+
+
+def test_a_query_has_vectors_of_its_own_beside_documents_and_negatives(tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "pairs.jsonl", positives=2, negatives=3)
+    texts = every_text(pairs)
+    write_vectors(tmp_path / "documents", texts, WIDTH, prompt="d: ")
+    write_vectors(tmp_path / "queries", texts, WIDTH, prompt="q: ", seed=1)
+    section = {"listwise": 1.0, "query_vectors": str(tmp_path / "queries")}
+    mapping = pairs_mapping(tmp_path, **taught_by(tmp_path / "documents", section), data={"negatives": 2})
+    task = _task(mapping)
+    assert task.job.distillation.teacher is not None
+    assert (task.job.distillation.teacher["prompt"], task.job.distillation.teacher["query_prompt"]) == ("d: ", "q: ")
+    queries = {tuple(task.text_ids([text], "query")[0]): text for text in texts}
+    (batch,) = task.step_assembler(8, 1, 1, 0)(0, 0)
+    assert len(batch.lengths) == 16 + len(batch.owners) == len(batch.teacher_vectors) > 20
+    for number, (ids, vector) in enumerate(
+        zip(batch.tokens.split(batch.lengths.tolist()), batch.teacher_vectors, strict=True)
+    ):
+        store = tmp_path / ("queries" if number < 8 else "documents")
+        np.testing.assert_array_equal(vector.numpy(), _vector(store, queries[tuple(ids.tolist())]))
+
+
+def test_the_losses_of_a_step_are_those_of_all_texts_beside_that_of_pairs(tmp_path: Path) -> None:
+    from capt.pretrain.contrast.info_nce import info_nce
+    from capt.pretrain.pairs.config import PairContrast, PairDistillation
+    from capt.pretrain.pairs.loss import PairTerm
+
+    torch.manual_seed(0)
+    rows, taught, teacher = (torch.randn(10, width).double() for width in (6, 4, 4))
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    views = PairViews(unit[:5], unit[5:], torch.arange(5), 0.2, texts=unit, taught=taught, teacher_vectors=teacher)
+    section = PairDistillation(vectors="x", cosine=2.0, mse=3.0, listwise=0.5, listwise_temperature=0.1)
+    term = PairTerm(PairContrast(), 6, 5, section)
+    losses = {
+        "loss/pairs": info_nce(unit[:5], unit[5:], temperature=0.2),
+        "loss/teacher_cosine": cosine_distance_loss(taught, teacher),
+        "loss/teacher_mse": squared_distance_loss(taught, teacher),
+        "loss/teacher_listwise": listwise_loss(unit, teacher, temperature=0.1),
+    }
+    expected = sum(weight * loss for weight, loss in zip((1.0, 2.0, 3.0, 0.5), losses.values(), strict=True))
+    assert float(term.loss(views, step=0)) == pytest.approx(float(expected), rel=1e-12)
+    found = term.take_losses()
+    assert {name: float(loss) for name, loss in found.items()} == pytest.approx(
+        {k: float(v) for k, v in losses.items()}
+    )
+
+
+def _is_line(error: UserError) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def test_what_cannot_be_learnt_is_refused_in_a_line(tmp_path: Path) -> None:
+    mapping = _mapping(tmp_path)
+    store, texts = tmp_path / "store", every_text(tmp_path / "texts.jsonl")
+
+    def refused(kind: type[UserError], **section: Any) -> str:
+        with pytest.raises(kind) as caught:
+            _task({**mapping, "distillation": {**mapping["distillation"], **section}})
+        return _is_line(caught.value)
+
+    assert "no vectors there; capt encode TEXTS --model TEACHER --out" in refused(
+        DataError, vectors=str(tmp_path / "no")
+    )
+    write_vectors(store, texts, WIDTH, prompt="other")
+    said = refused(ConfigError)
+    assert "has 2 kinds of vectors; name one of them" in said
+    assert "prompt 'other'" in said
+    kinds = sorted(path.parent for path in store.glob("*/identity.json"))
+    _task({**mapping, "distillation": {**mapping["distillation"], "vectors": str(kinds[0])}})
+    shutil.copytree(kinds[0], tmp_path / "renamed")
+    assert "give the folder that name, not renamed" in refused(DataError, vectors=str(tmp_path / "renamed"))
+    write_vectors(tmp_path / "another", texts, WIDTH, model="another")
+    assert "is of another model" in refused(ConfigError, vectors=str(kinds[0]), query_vectors=str(tmp_path / "another"))
+    # A text without a vector, and a vector that says nothing.
+    write_vectors(tmp_path / "half", texts[:40], WIDTH)
+    said = refused(DataError, vectors=str(tmp_path / "half"))
+    assert "source pairs: 20 of 60 texts have no vector in" in said
+    assert f"--out {tmp_path / 'half'}" in said
+    zero = write_vectors(tmp_path / "zeros", texts[1:], WIDTH)
+    zero.add([text_hash(texts[0])], np.zeros((1, WIDTH), np.float32))
+    zero.close()
+    assert "the vector of a text is all zeros" in refused(DataError, vectors=str(tmp_path / "zeros"))
+    rows = next((tmp_path / "zeros").glob("*/*.rows"))
+    content = bytearray(rows.read_bytes())
+    content[-WIDTH * 4] ^= 1
+    (next((tmp_path / "half").glob("*/*.rows"))).write_bytes(bytes(content))
+    for section, fault in (
+        ({"cosine": 0.0}, "is read for a loss"),
+        ({"vectors": None}, "is of a teacher's vectors: set distillation.vectors"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            _task({**mapping, "distillation": {**mapping["distillation"], **section}})
+
+
+def test_the_command_of_a_refusal_makes_the_store_whole(tmp_path: Path) -> None:
+    """A store of a real encoder that was stopped half way, then grows beside the job."""
+    mapping = _mapping(tmp_path)
+    teacher = write_encoder(tmp_path / "teacher", "BertModel", num_hidden_layers=1)
+    texts, half = tmp_path / "texts.jsonl", tmp_path / "half.txt"
+    half.write_text("\n".join(every_text(texts)[:30]) + "\n")
+    runner = CliRunner()
+    given = ["encode", str(half), "--model", str(teacher), "--out", str(tmp_path / "real"), "--length", "20"]
+    assert runner.invoke(app, given, catch_exceptions=False).exit_code == 0
+    mapping["distillation"]["vectors"] = str(tmp_path / "real")
+    with pytest.raises(DataError) as caught:
+        _task(mapping)
+    said = _is_line(caught.value)
+    assert "source pairs: 30 of 60 texts have no vector in" in said
+    words = shlex.split(said.partition("add them: ")[2])
+    assert words[:2] == ["capt", "encode"]
+    assert "--length" in words
+    assert runner.invoke(app, words[1:], catch_exceptions=False).exit_code == 0
+    task = _task(mapping)
+    facts = task.job.distillation.teacher
+    assert facts is not None
+    assert (facts["name"], facts["length"], facts["pooling"]) == ("teacher", 20, "mean")
+    (kind,) = (tmp_path / "real").glob("*/identity.json")
+    encoded = sum(path.stat().st_size for path in kind.parent.glob("*.ids")) // 20
+    assert encoded == len(set(every_text(texts))), "nothing was encoded twice"
+
+
+def test_the_teacher_searches_the_folders_of_validation_too(tmp_path: Path) -> None:
+    """Its figures are those of ``capt evaluate``, from the vectors that the store has of both sides."""
+    mapping = _mapping(tmp_path)
+    teacher, beir = write_encoder(tmp_path / "teacher", "BertModel"), write_beir(tmp_path / "beir", 40, 8)
+    options, loaded = EncodeOptions(tmp_path / "real"), load_text_encoder(teacher, EncoderOptions())
+    embed(loaded, every_text(tmp_path / "texts.jsonl"), "document", options)
+    section = evaluate(teacher, [beir], options, EncoderOptions(), RetrievalSettings())["sections"][0]
+    mapping["distillation"]["vectors"] = str(tmp_path / "real")
+    (part,), task = read_collections(beir, None), _task(mapping)
+    found = RetrievalValidation(RetrievalSection(folders=[beir]))._tokenized(task, part)
+    assert found.teacher is not None
+    for name in METRICS:
+        assert found.teacher[name] == pytest.approx(section["poolers"]["full"][name], abs=1e-9)
+    assert found.teacher["ndcg@10"] > 0
+
+
+def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
+    mapping = _mapping(tmp_path)
+    texts = every_text(tmp_path / "texts.jsonl")
+    rows = np.stack([_vector(tmp_path / "store", text) for text in texts])
+
+    def written(name: str, content: list[dict[str, Any]]) -> str:
+        path = tmp_path / name
+        if name.endswith("parquet"):
+            import pyarrow
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in content))
+        return str(path)
+
+    named = [{"text": text, "label": row.tolist()} for text, row in zip(texts, rows, strict=True)]
+    np.save(tmp_path / "rows.npy", rows)
+    np.save(tmp_path / "ids.npy", np.arange(len(texts)))
+    corpus = written("corpus.jsonl", [{"_id": str(i), "text": text} for i, text in enumerate(texts)])
+    given: list[dict[str, Any]] = [
+        {"vectors": written("table.jsonl", named)},
+        {"vectors": written("table.parquet", [{"sentence": r["text"], "of": r["label"]} for r in named]),
+         "vector_column": "of"},
+        {"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "texts.jsonl")},
+        {"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "ids.npy"), "corpus": corpus},
+    ]  # fmt: skip
+    expected = _task(mapping).step_assembler(8, 1, 1, 0)(0, 0)[0]
+    for section in given:
+        task = _task({**mapping, "distillation": {**mapping["distillation"], **section}})
+        found = task.step_assembler(8, 1, 1, 0)(0, 0)[0]
+        torch.testing.assert_close(found.teacher_vectors, expected.teacher_vectors, rtol=0, atol=0)
+    faults: list[tuple[dict[str, Any], str]] = [
+        ({"vectors": written("nan.jsonl", [named[0], {"text": "x", "label": [float("nan")] * WIDTH}])}, "line 2"),
+        ({"vectors": written("zeros.jsonl", [named[0], {"text": "x", "label": [0] * WIDTH}])}, "line 2: .*all zeros"),
+        ({"vectors": written("ragged.jsonl", [named[0], {"text": "x", "label": [1.0]}])}, "line 2: a vector of 1 num"),
+        ({"vectors": written("text.jsonl", [{"text": "x"}])}, "no column of vectors among 'text'"),
+        ({"vectors": str(tmp_path / "rows.npy")}, "an array has no texts: set distillation.ids"),
+        ({"vectors": str(tmp_path / "rows.npy"), "ids": corpus.replace("corpus", "zeros")}, "has 2 rows, and .* 60"),
+    ]
+    for section, fault in faults:
+        with pytest.raises(UserError, match=fault) as caught:
+            _task({**mapping, "distillation": {**mapping["distillation"], **section}})
+        _is_line(caught.value)
+
+
+@pytest.mark.parametrize("projection", ["drop", "beside", "export"])
+def test_a_student_of_another_width_learns_and_is_exported(tmp_path: Path, projection: str) -> None:
+    section = {"cosine": 1.0, "projection": projection}
+    mapping = _mapping(tmp_path, schedule={"max_steps": 30}, validate={"every": 30}, optimizer={"lr": 1e-2})
+    mapping["distillation"] |= section
+    assert run_ranks(train_job, 2, mapping) == [0, 0]
+    rows = rows_of(mapping["run"]["dir"])
+    validated = [row for row in rows if row.get("split") == "validation"]
+    assert {"teacher/cosine", "teacher/cosine_p5"} <= validated[0].keys()
+    assert "loss/pairs" not in validated[0]
+    losses = [row["loss/teacher_cosine"] for row in rows if "split" not in row]
+    assert losses[-1] < 0.8 * losses[0]
+    run = Path(mapping["run"]["dir"])
+    out = command(run, tmp_path / "out", to="sentence-transformers")
+    modules = [each["type"].rpartition(".")[2] for each in json.loads((out / "modules.json").read_text())]
+    assert modules == ["Transformer", "Pooling", *(["Dense"] if projection == "export" else []), "Normalize"]
+    assert (out / TO_TEACHER).is_file() == (projection == "beside")
+    if projection == "beside":
+        assert load_file(out / TO_TEACHER)["weight"].shape[0] == WIDTH
+    card = (out / "README.md").read_text()
+    assert "teacher&#39;s dimensions | 12" in card or "teacher's dimensions | 12" in card
+    assert "has learnt a larger one" in card
+    if projection == "drop":
+        # The vectors of another model do not continue the run.
+        write_vectors(tmp_path / "another", every_text(tmp_path / "texts.jsonl"), WIDTH, model="another")
+        mapping["distillation"]["vectors"] = str(tmp_path / "another")
+        mapping["schedule"]["max_steps"] = 40
+        (said,) = run_ranks(train_job, 1, mapping, True)
+        assert "trained on other teacher's vectors than this job reads" in said
+        assert isinstance(said, str)
+        assert said.startswith(CheckpointError.__name__)
