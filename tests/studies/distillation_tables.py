@@ -1,0 +1,139 @@
+"""The tables and the plot of docs/results/distillation.md: figures, shares of the teacher's, and paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from capt.pretrain.base.paired import paired_difference
+from tests.studies.pretexts_tables import rule
+from tests.studies.seeds import spread
+from tests.studies.support import table
+
+SETS = {
+    "stsb": "STS-B test, Spearman",
+    "qnli": "QNLI held out, MRR@10",
+    "cranfield": "Cranfield, nDCG@10",
+    "mrpc": "MRPC test, Spearman with the label",
+}
+DECIDING = ("stsb", "qnli", "cranfield")
+"""The sets of the rule; MRPC is kept back, and decides nothing."""
+TEACHER = ("teacher", "none")
+
+
+class Trial(NamedTuple):
+    """One measurement, in figures x 100; ``asymmetric``: Cranfield with documents by the teacher."""
+
+    student: str
+    loss: str
+    seed: int
+    stsb: float
+    qnli: float
+    cranfield: float
+    asymmetric: float | None = None
+    mrpc: float | None = None
+    steps: int = 0
+    cosine: float | None = None
+    p5: float | None = None
+
+
+def write_tables(trials: Sequence[Trial], speed: Mapping[str, float], path: Path) -> None:
+    """Write the tables of ``trials`` and of texts a second as Markdown."""
+    parts = [_figures(trials, speed), _shares(trials), _differences(trials)]
+    path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+
+
+def _figures(trials: Sequence[Trial], speed: Mapping[str, float]) -> str:
+    sets, rows = _sets(trials), []
+    for arm in _arms(trials):
+        own = [trial for trial in trials if trial[:2] == arm]
+        figures = [spread([getattr(trial, name) for trial in own]) for name in sets]
+        more = [
+            [value for trial in own if (value := getattr(trial, name)) is not None] for name in ("asymmetric", "cosine")
+        ]
+        rate = f"{speed[arm[0]]:.0f}" if arm[0] in speed else ""
+        rows.append([
+            ", ".join(arm), str(len(own)), *figures, spread(more[0]) if more[0] else "",
+            spread(more[1], digits=3) if more[1] else "", rate,
+        ])  # fmt: skip
+    heads = ["student, loss", "seeds", *(SETS[name] for name in sets), "Cranfield, documents by the teacher"]
+    return table([*heads, "cosine to the teacher", "texts a second"], rows)
+
+
+def _shares(trials: Sequence[Trial]) -> str:
+    """The share of the teacher's figure that each arm has, in the mean over the seeds with a t interval."""
+    own = [trial for trial in trials if trial[:2] == TEACHER]
+    if not own:
+        return ""
+    sets, rows = _sets(trials), []
+    for arm in _arms(trials):
+        cells = []
+        for name in sets:
+            top = getattr(own[0], name)
+            values = [100 * getattr(trial, name) / top for trial in trials if trial[:2] == arm]
+            cells.append(_interval(values, sign=""))
+        rows.append([", ".join(arm), *cells])
+    return table(["share of the teacher, %", *(SETS[name] for name in sets)], rows)
+
+
+def _differences(trials: Sequence[Trial]) -> str:
+    """Mean, t interval over the seeds and seeds above 0 of each loss against pairs and against each other."""
+    sets, rows = _sets(trials), []
+    students = dict.fromkeys(trial.student for trial in trials if trial.loss == "pairs")
+    for student in students:
+        for first, second in (("cosine", "pairs"), ("listwise", "pairs"), ("cosine", "listwise")):
+            cells, by_set = [], []
+            for name in sets:
+                a, b = (_by_seed(trials, (student, loss), name) for loss in (first, second))
+                differences = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+                if not differences:
+                    break
+                if name in DECIDING:
+                    by_set.append(differences)
+                above = sum(each > 0 for each in differences)
+                cells.append(f"{_interval(differences)}, {above} of {len(differences)}")
+            else:
+                rows.append([f"{student}: {first} - {second}", *cells, rule(by_set) if len(by_set[0]) > 1 else ""])
+    return table(["difference", *(SETS[name] for name in sets), "by the rule"], rows)
+
+
+def _interval(values: Sequence[float], sign: str = "+") -> str:
+    found = paired_difference([0.0] * len(values), values)
+    reach = "" if found.low is None else f" [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"
+    return f"{found.difference:{sign}.1f}{reach}"
+
+
+def _arms(trials: Sequence[Trial]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((trial.student, trial.loss) for trial in trials))
+
+
+def _sets(trials: Sequence[Trial]) -> list[str]:
+    return [name for name in SETS if any(getattr(trial, name) is not None for trial in trials)]
+
+
+def _by_seed(trials: Sequence[Trial], arm: tuple[str, str], name: str) -> dict[int, float]:
+    values = {trial.seed: getattr(trial, name) for trial in trials if trial[:2] == arm}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def plot_speed(trials: Sequence[Trial], speed: Mapping[str, float], out: Path) -> None:
+    """A panel for each set: the figure of each trial over its texts a second, a colour for each loss."""
+    from matplotlib.lines import Line2D
+
+    from capt.pretrain.report.plots import colour, new_figure, style_axis, to_png
+
+    losses = list(dict.fromkeys(trial.loss for trial in trials))
+    figure, axes = new_figure(len(DECIDING), 2, "light")
+    for name, axis in zip(DECIDING, axes, strict=True):
+        for number, loss in enumerate(losses):
+            own = [trial for trial in trials if trial.loss == loss and trial.student in speed]
+            places, values = [speed[trial.student] for trial in own], [getattr(trial, name) for trial in own]
+            axis.plot(places, values, "o", color=colour(number, "light"), markersize=4, alpha=0.7)
+        axis.set_xscale("log")
+        style_axis(axis, SETS[name], "texts a second, one core", "", "light")
+    handles = [
+        Line2D([], [], color=colour(number, "light"), marker="o", linestyle="", label=loss)
+        for number, loss in enumerate(losses)
+    ]
+    out.write_bytes(to_png(figure, handles, "light").png)
