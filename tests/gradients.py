@@ -13,7 +13,10 @@ from capt.pretrain.config.load import job_from_mapping
 
 STEPS = 3
 """A queue of 41 rows is half full at the second step of 16 samples, then wraps."""
-_TASKS = {"capt_language": "capt.pretrain.language.task", "capt_vl": "capt.pretrain.vision_language.task"}
+_TASKS = {
+    "capt_language": "capt.pretrain.language.task", "capt_vl": "capt.pretrain.vision_language.task",
+    "rerank": "capt.finetune.rerank.task",
+}  # fmt: skip
 
 
 def gradients(

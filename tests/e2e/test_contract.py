@@ -7,6 +7,7 @@ the masks, a mixture, critics), and what of it depends on the number of ranks.
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable
 from itertools import chain
@@ -115,6 +116,21 @@ def _labels(folder: Path, exact: bool) -> Mapping:
     return {**job, "task": {"type": "labels"}, "data": data, "validate": {"per_epoch": 2}}
 
 
+def _rerank(folder: Path, exact: bool) -> Mapping:
+    """Queries with 1 to 30 negatives: most steps take two passes, those of short lists one."""
+    write_encoder(folder / "encoder")
+    generator, rows = random.Random(0), []
+    for number in range(50):
+        query, few = f"{sentence(generator, 4)} {number}", number % 5
+        texts = [f"{sentence(generator, 12)} {number} {i}" for i in range(2 if few else 30)]
+        rows.append({"query": query, "pos": [f"{query} {sentence(generator, 8)}"], "neg": texts})
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = glue_mapping(folder, model=DROPOUT if exact else {}, schedule={"epochs": 1}, optimizer={"lr": 1e-3})
+    job["data"] = {"train": str(folder / "pairs.jsonl"), "cache": str(folder / "cache"), "negatives": 30}
+    job["batch"] = {"global": 5, "micro_tokens": 250}
+    return {**job, "task": {"type": "rerank"}, "validate": {"per_epoch": 2}}
+
+
 def _visual(folder: Path, exact: bool) -> Mapping:
     """Two pictures a sentence."""
     model = DROPOUT if exact else {}
@@ -159,6 +175,7 @@ TASKS = {
     "capt_vl": Row(_vision_language, 1e-5),
     "glue": Row(_glue, 2e-4),
     "labels": Row(_labels, 2e-4),
+    "rerank": Row(_rerank, 2e-4),
     "visual": Row(_visual, 2e-4),
     "latent": Row(_latent, 3e-3, ((2, None, 2), (1, None, 4), (4, None, None)), accumulates=False),
     "ace": Row(_words, 1e-6, ((2, None, 2), (1, None, 4), (4, None, None)), accumulates=False),

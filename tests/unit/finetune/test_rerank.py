@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,8 @@ from capt.finetune.rerank.objective import RerankObjective
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.tokenizer.encode import load_tokenizer
-from tests.finetune import sentence, write_vocabulary
+from tests.finetune import write_vocabulary
+from tests.rerank import literal_loss, ragged_rows, write_rows
 
 
 def _job(folder: Path, **changes: Any) -> Any:
@@ -37,40 +35,10 @@ def _job(folder: Path, **changes: Any) -> Any:
 
 
 def _splits(folder: Path, rows: list[dict[str, Any]], length: int = 32, **changes: Any) -> Splits:
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder / "pairs.jsonl", rows)
     if not (folder / "tokens").exists():
         write_vocabulary(folder / "tokens")
     return read_splits(_job(folder, **changes), load_tokenizer(folder / "tokens"), length, types=False)
-
-
-def _rows(count: int, negatives: int, seed: int = 0) -> list[dict[str, Any]]:
-    generator = random.Random(seed)
-    found = []
-    for number in range(count):
-        query = f"{sentence(generator, 4)} {number}"
-        texts = [f"{sentence(generator, 40)} {number} {i}" for i in range(generator.randint(1, negatives))]
-        found.append({
-            "query": query, "pos": [f"{query} {sentence(generator)}"], "neg": texts, "pos_scores": [5.0],
-            "neg_scores": [generator.uniform(-9, 4) for _ in texts],
-        })  # fmt: skip
-    return found
-
-
-def _literal(kind: str, s: list[float], t: list[float], positive: list[bool], tau: float) -> float:
-    """The equation of a loss for the candidates of one query, candidate by candidate."""
-    every = range(len(s))
-    p, n = [i for i in every if positive[i]], [i for i in every if not positive[i]]
-    if kind == "infonce":
-        below = sum(math.exp(s[j] / tau) for j in n)
-        return sum(-math.log(math.exp(s[i] / tau) / (math.exp(s[i] / tau) + below)) for i in p) / len(p)
-    if kind == "bce":
-        return sum(math.log1p(math.exp(-s[i] if positive[i] else s[i])) for i in every) / len(s)
-    if kind == "mse":
-        return sum((s[i] - t[i]) ** 2 for i in every) / len(s)
-    if kind == "margin_mse":
-        return sum(((s[i] - s[j]) - (t[i] - t[j])) ** 2 for i in p for j in n) / (len(p) * len(n))
-    both = [[math.exp(x / tau) / sum(math.exp(y / tau) for y in values) for x in values] for values in (t, s)]
-    return sum(a * math.log(a / b) for a, b in zip(*both, strict=True))
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -85,29 +53,22 @@ def test_each_loss_is_the_literal_formula_for_ragged_groups_in_any_order(tmp_pat
         positive[place : place + 2] = [True, False]
     s, t = generator.normal(size=(2, len(groups))) * 3
     none = np.zeros_like(groups)
-    scores = torch.from_numpy(s).requires_grad_()
+    scores, literal = (torch.from_numpy(s.copy()).requires_grad_() for _ in range(2))
     losses = objective.losses(scores, CandidateList(groups, none, none, positive, t, t, none))
-    expected = []
-    for group in (3, 0, 2, 1):
-        here = groups == group
-        expected.append(_literal(kind, s[here].tolist(), t[here].tolist(), positive[here].tolist(), temperature))
-    torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
-    # The gradient, by differences of the literal formula of the third group.
-    losses[2].backward()
-    here = np.flatnonzero(groups == 2)
-    for number, place in enumerate(here):
-        values = []
-        for step in (1e-6, -1e-6):
-            moved = s[here].copy()
-            moved[number] += step
-            values.append(_literal(kind, moved.tolist(), t[here].tolist(), positive[here].tolist(), temperature))
-        assert scores.grad is not None
-        assert float(scores.grad[place]) == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-7)
-    assert not scores.grad[groups != 2].any()
+    of_queries = [groups == group for group in (3, 0, 2, 1)]
+    expected = torch.stack([
+        literal_loss(kind, literal[here], torch.from_numpy(t[here]), positive[here].tolist(), temperature)
+        for here in of_queries
+    ])  # fmt: skip
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
+    for each in (losses, expected):
+        (each * weights).sum().backward()
+    torch.testing.assert_close(scores.grad, literal.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_every_pair_of_a_step_is_on_one_rank_once_and_ranks_have_as_many_passes(tmp_path: Path) -> None:
-    train = _splits(tmp_path, _rows(9, 31), data={"negatives": 32}).train
+    train = _splits(tmp_path, ragged_rows(9, 31), data={"negatives": 32}).train
     candidates = train.draw(np.arange(9), np.zeros(9, dtype=np.int64))
     # The largest group has 32 pairs of 32 tokens: below that the step takes two passes.
     for budget in (40, 300, 1024, 4096):
@@ -169,8 +130,8 @@ def test_pairs_with_grades_are_groups_and_their_grades_are_gains(tmp_path: Path)
         ([{"query": f"q{i}", "pos": [f"a{i}"], "neg": []} for i in range(3)], {}, "no row has a negative: give"),
         ([{"query": f"q{i}", "document": f"d{i}", "score": 0} for i in range(2)]
          + [{"query": "q3", "document": "d3", "score": -1}], {}, "no query has a positive"),
-        (_rows(3, 3), {"data": {"ranks": [90, 99]}}, "data.ranks may leave none"),
-        ([{k: x for k, x in row.items() if "scores" not in k} for row in _rows(3, 3)], {"loss": {"type": "kl"}},
+        (ragged_rows(3, 3), {"data": {"ranks": [90, 99]}}, "data.ranks may leave none"),
+        ([{k: x for k, x in row.items() if "scores" not in k} for row in ragged_rows(3, 3)], {"loss": {"type": "kl"}},
          "needs a teacher's score of every candidate"),
     ],
 )  # fmt: skip
@@ -185,7 +146,7 @@ def test_what_no_loss_can_use_is_refused_in_a_line(
 def test_a_group_of_one_is_left_out_with_a_word_and_kept_by_a_loss_of_single_pairs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [*_rows(3, 3), {"query": "alone", "pos": ["one"], "neg": [], "pos_scores": [1.0], "neg_scores": []}]
+    rows = [*ragged_rows(3, 3), {"query": "alone", "pos": ["one"], "neg": [], "pos_scores": [1.0], "neg_scores": []}]
     with caplog.at_level(logging.WARNING):
         assert len(_splits(tmp_path, rows).train) == 3
     assert "1 query without a negative left out" in caplog.text
