@@ -23,6 +23,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import quoted
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.cached import RepresentationCache
+from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
 from capt.tokenizer.encode import TextTokenizer
@@ -138,6 +139,8 @@ class RerankTraining(TextFineTuning):
 
 def _scores(engine: Engine, part: RerankPart) -> Tensor:
     """The scores of the pairs of a micro-batch."""
+    # A step of thousands of candidates is no hang: each pass is watched by itself.
+    heartbeat.enter("step")
     inputs = part.inputs
     types = None if inputs.types is None else inputs.types.to(engine.device, non_blocking=True)
     output: Tensor = engine(inputs.tokens.to(engine.device, non_blocking=True), types, inputs.padded)
