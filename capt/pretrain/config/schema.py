@@ -55,8 +55,8 @@ class TaskSection(Section):
     """The type of the job: a key of ``capt.pretrain.registry.TASKS``."""
 
     type: str = Field(
-        description="the type of the job: capt_language, capt_pairs, capt_vl, latent, ace, glue, labels, or that of an "
-        "entry point"
+        description="the type of the job: capt_language, capt_pairs, capt_vl, latent, ace, glue, labels, rerank, or "
+        "that of an entry point"
     )
 
 
