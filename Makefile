@@ -19,6 +19,14 @@ READING ?= schedule.max_steps=200
 FIRST  ?= schedule.max_steps=150
 SECOND ?= schedule.max_steps=80
 MINING ?= --number 2 --last 30 --relative-margin 0.05
+# Of make quickstart-distil: its folder, the teacher (without one, the model of make quickstart), the number of
+# texts, the layers of the student, and keys of training.
+DISTIL ?= runs/quickstart-distil
+TEACHER ?=
+TAUGHT ?= 5000
+LAYERS ?= $(if $(TEACHER),0$(comma)2$(comma)4,0)
+DISTILLING ?= schedule.max_steps=200
+comma  := ,
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
 PICTURES ?= 2500
@@ -54,7 +62,7 @@ FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py swee
 	$(addprefix tests/distributed/test_,pods.py supervision.py meeting.py local.py ledger.py replicas.py stores.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-text quickstart-vl quickstart-retrieval wheel test test-core test-gpu test-floor test-newest slow fuzz faults soak check format docs bench sbom kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-text quickstart-vl quickstart-retrieval quickstart-distil wheel test test-core test-gpu test-floor test-newest slow fuzz faults soak check format docs bench sbom kenlm clean
 .DEFAULT_GOAL := help
 # Where an image sets it, every process would compile each file again, and rewrite the assertions of each test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -66,6 +74,7 @@ help:
 	@echo "make quickstart-text  the same for text alone: docstrings, or the text of CAPT_DATA"
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
 	@echo "make quickstart-retrieval  documents and no pairs: BM25, random weights, text, pairs, text then pairs, mined negatives"
+	@echo "make quickstart-distil  a small model learns a large one's vectors of the packages' docstrings (TEACHER=, or make quickstart's)"
 	@echo "make test        what runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-core   the same of the core: without pictures, latent variables and words"
 	@echo "make slow        the long forms of tests, which make test leaves out"
@@ -209,6 +218,26 @@ quickstart-retrieval: install
 	@echo "report: $(RETRIEVAL)/report/report.html   mined negatives: $(RETRIEVAL)/negatives/audit.html"
 	$(BIN)/capt compare $(RETRIEVAL)/pairs.jsonl $(addprefix $(RETRIEVAL)/,random.jsonl text.jsonl text-then-pairs.jsonl mined.jsonl \
 	    pairs.jsonl:bm25)
+
+# A small model learns a large one's vectors of the docstrings and signatures of the installed packages, without any label.
+quickstart-distil: install
+	rm -rf $(DISTIL)
+	$(if $(TEACHER),,test -d $(RUN)/export || $(MAKE) quickstart)
+	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
+	    print(write_library_search(Path('$(DISTIL)/data')))"
+	grep . $(DISTIL)/data/text.txt | head -n $(TAUGHT) > $(DISTIL)/taught.txt
+	$(BIN)/capt encode $(DISTIL)/taught.txt $(DISTIL)/data/beir --model $(or $(TEACHER),$(RUN)/export) \
+	    --out $(DISTIL)/vectors --nproc 2
+	$(BIN)/capt shrink $(or $(TEACHER),$(RUN)/export) $(DISTIL)/start --layers $(LAYERS)
+	$(BIN)/capt pretrain capt_distil --nproc 2 run.dir=$(DISTIL)/student model.init=$(DISTIL)/start \
+	    data.files=$(DISTIL)/taught.txt distillation.vectors=$(DISTIL)/vectors batch.micro=32 optimizer.lr=3.0e-4 \
+	    schedule.warmup_steps=20 validate.retrieval.folders=[$(DISTIL)/data/beir] $(DISTILLING) $(ARGS)
+	$(BIN)/capt convert $(DISTIL)/student $(DISTIL)/export --to sentence-transformers
+	$(BIN)/capt evaluate $(DISTIL)/student --retrieval $(DISTIL)/data/beir --store $(DISTIL)/vectors
+	$(BIN)/capt evaluate $(DISTIL)/student --retrieval $(DISTIL)/data/beir --store $(DISTIL)/vectors \
+	    --documents-by $(or $(TEACHER),$(RUN)/export)
+	$(BIN)/capt evaluate $(or $(TEACHER),$(RUN)/export) --retrieval $(DISTIL)/data/beir --store $(DISTIL)/vectors
+	@echo "student: $(DISTIL)/export   its cosine to the teacher: capt report $(DISTIL)/student --out $(DISTIL)/report"
 
 # Each worker computes on one thread: with one a core, the threads of the workers would wait for one another.
 test slow test-floor test-newest faults: export OMP_NUM_THREADS ?= 1

@@ -44,8 +44,8 @@ class EncodedTexts:
     """Distinct texts of one side: text ``i`` is ``ids[starts[i] : starts[i + 1]]``, special tokens included.
 
     ``keys`` are as `text_key` gives them. ``cut`` texts were longer than allowed. ``ids`` are of any type of integers.
-    ``hashes`` are as `text_hash` gives them, where a teacher has vectors of the texts, and ``vectors`` the places of
-    those (`Vectors.find`).
+    Where a teacher has vectors of the texts, ``hashes`` are as `text_hash` gives them, of a text and of it without the
+    spaces around it, and ``vectors`` the places of the vectors (`Vectors.find`).
     """
 
     ids: np.ndarray

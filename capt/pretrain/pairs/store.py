@@ -90,7 +90,7 @@ class _Side:
         self._tokenizer, self._length, self._max_positions = tokenizer, length, max_positions
         self.ids = _column(folder, f"{name}_ids", token_dtype(tokenizer.vocab_size))
         self.starts, self.keys = _column(folder, f"{name}_starts", "<i8"), _column(folder, f"{name}_keys", "<i8")
-        self.hashes = _column(folder, f"{name}_hashes", "V16") if hashes else None
+        self.hashes = _column(folder, f"{name}_hashes", "V32") if hashes else None
         self.starts.append([0])
         self._numbers: dict[bytes, int] = {}
         self._waiting: list[tuple[str, str]] = []
@@ -144,7 +144,8 @@ class _Side:
         # The key is of the text alone: documents are equal whatever prompt is before them.
         self.keys.append([text_key(text) for _, text in waiting])
         if self.hashes is not None:
-            self.hashes.append(np.frombuffer(b"".join(text_hash(text) for _, text in waiting), "V16"))
+            both = (text_hash(each) for _, text in waiting for each in (text, text.strip()))
+            self.hashes.append(np.frombuffer(b"".join(both), "V32"))
         waiting.clear()
 
 

@@ -812,7 +812,7 @@ def _sides(rows: Sequence[SourceRows]) -> Iterator[tuple[SourceRows, Side, Encod
 
 def _hashes(values: np.ndarray) -> set[bytes]:
     raw = values.tobytes()
-    return {raw[at : at + 16] for at in range(0, len(raw), 16)}
+    return {raw[at : at + 16] for at in range(0, len(raw), 32)}
 
 
 def _write_texts(path: Path, wanted: set[bytes], pairs: Iterable[tuple[str, Pair]]) -> None:

@@ -69,9 +69,13 @@ class TeacherVectors:
         return self.queries if role == "query" else self.documents
 
     def find(self, hashes: np.ndarray, role: Role) -> Int64[np.ndarray, " n"]:
-        """The places of texts by their hashes; -1 where the text has no vector."""
-        raw = hashes.tobytes()
-        return self.side(role).find(raw[at : at + 16] for at in range(0, len(raw), 16))
+        """The places of texts by their hashes (`EncodedTexts.hashes`); -1 where the text has no vector.
+
+        Lines of a file of text are encoded without the spaces around them.
+        """
+        raw, store = hashes.tobytes(), self.side(role)
+        found, stripped = (store.find(raw[at : at + 16] for at in range(start, len(raw), 32)) for start in (0, 16))
+        return np.where(found < 0, stripped, found)
 
     def of(self, texts: EncodedTexts, numbers: Int64[np.ndarray, " n"], role: Role) -> Float[np.ndarray, "n e"]:
         """The vectors of texts whose places are known. Raises ``DataError`` where one is damaged."""

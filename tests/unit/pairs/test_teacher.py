@@ -79,6 +79,11 @@ def test_a_text_alone_is_encoded_once_beside_its_vector(tmp_path: Path) -> None:
         for ids, vector in zip(part.tokens.split(part.lengths.tolist()), part.teacher_vectors, strict=True):
             np.testing.assert_array_equal(vector.numpy(), _vector(tmp_path / "store", texts[tuple(ids.tolist())]))
     assert batch[0].step_tokens == sum(int(part.lengths.sum()) for part in batch)
+    # A line of text with spaces around it is encoded without them.
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"  {text} \n" for text in texts.values()))
+    mapping = _mapping(tmp_path)
+    assert len(_task({**mapping, "data": {**mapping["data"], "files": [str(lines)]}}).sources[0]) > 40
     held_out = task.pools.alone
     assert held_out is not None
     assert held_out.vectors is not None
