@@ -65,6 +65,19 @@ class RetrievalOptions:
     dims: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Also by the first N numbers of each vector. (--retrieval)")
     ] = None
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="What vectors are compared in: float, int8, binary. (--retrieval)"),
+    ] = None
+    rescore: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="Also score this many times the usual number of int8's and binary's first documents again, by queries "
+            "in float. (--retrieval)",
+        ),
+    ] = None
     bm25: Annotated[bool, typer.Option("--bm25", help="BM25 beside the model. (--retrieval)")] = False
     fusion: Annotated[
         bool,
@@ -151,7 +164,8 @@ def _retrieval(model: Path, given: Mapping[str, Any]) -> Result:
         "command": "evaluate", "model": str(model),
         "sets": [str(path.absolute()) for path in given["retrieval"]],
         "settings": {
-            "dims": _dims(given.get("dims")), "bm25": given.get("bm25", False), "fusion": given.get("fusion", False),
+            "dims": _dims(given.get("dims")), "precisions": _names(given.get("precision")),
+            "rescore": given.get("rescore", 0), "bm25": given.get("bm25", False), "fusion": given.get("fusion", False),
             "split": given.get("split"),
             "documents_by": str(given["documents_by"]) if "documents_by" in given else None,
             "per_query": str(per_query.absolute()) if per_query else None,
@@ -312,6 +326,10 @@ def _dims(text: str | None) -> list[int]:
     if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 20 for word in words):
         raise ConfigError(f"--dims {text}: whole numbers separated by commas are expected, such as 256,64")
     return list(dict.fromkeys(map(int, words)))
+
+
+def _names(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []
 
 
 def _encoder(given: Mapping[str, Any], option: str) -> EncoderOptions:

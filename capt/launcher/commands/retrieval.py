@@ -43,7 +43,9 @@ _LAUNCHERS = ("local", "ssh", "srun")
 class VectorOptions:
     """Options of the vectors that are stored."""
 
-    dtype: Annotated[str, typer.Option(help="What vectors are stored in: fp32 or fp16.")] = "fp32"
+    dtype: Annotated[
+        str, typer.Option(help="What vectors are stored in: fp32, fp16, or (not to mine) int8 or binary.")
+    ] = "fp32"
     tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a batch at most, with padding; default 2,048, on a GPU 65,536."),

@@ -24,10 +24,12 @@ import numpy as np
 from jaxtyping import Float
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import parse_json
 from capt.pretrain.base.stores import WRITABLE, MissingError, put_bytes, read_small, tree, without_secrets
 from capt.pretrain.base.verification import ExpectedFile
 from capt.pretrain.data.shard_cache import ShardCache
-from capt.pretrain.retrieval.store import ENCODER, ID, IDENTITY, VectorIdentity, Vectors
+from capt.pretrain.retrieval.quantize import Ranges
+from capt.pretrain.retrieval.store import ENCODER, ID, IDENTITY, RANGES, VectorIdentity, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +70,30 @@ class BucketVectors(Vectors):
         self._open_bytes, self._began = 0, 0.0
         self._uploading: Future[None] | None = None
         self._uploader = ThreadPoolExecutor(1)
+        self._find_ranges()
         self.reload()
+
+    def _find_ranges(self) -> None:
+        if self.identity.dtype != "int8":
+            return
+        place = f"{self.folder}/{RANGES}"
+        try:
+            found = parse_json(read_small(f"{self.url}/{RANGES}"), place)
+        except MissingError:
+            return
+        self.ranges = Ranges.read(found, self.identity.dimension, place)
+
+    def calibrate(self, ranges: Ranges) -> None:
+        """Write the ranges down, unless there are some. Raises ``DataError``."""
+        self._find_ranges()
+        if self.ranges is None:
+            self._require_writable()
+            put_bytes(json.dumps(ranges.record()).encode(), f"{self.url}/{RANGES}")
+            self.ranges = ranges
 
     def reload(self) -> None:
         """Index the blocks that the store has by now. Raises ``DataError``."""
-        width = self.identity.dimension * self._type.itemsize
+        width = self.identity.columns * self._type.itemsize
         # Sorted, so that of a text that two blocks have every rank takes the same vector.
         for name, sizes in sorted(self._listed().items()):
             if f"{name}.ids" in self._files or "ids" not in sizes:  # its writer was killed, or is about to write them
@@ -118,11 +139,7 @@ class BucketVectors(Vectors):
         """Append the vectors of a batch; a block that is full is uploaded in the background. Raises ``DataError``."""
         kept, ids = self._packed(texts, rows)
         # After the check of the numbers, which says more than a store that cannot be written.
-        if self._scheme not in WRITABLE:
-            raise DataError(
-                f"{self.folder}: a text has no vector there, and {self._scheme}:// is only read; encode into "
-                f"{', '.join(f'{name}://' for name in WRITABLE)} or a folder"
-            )
+        self._require_writable()
         if not self._open:
             self._began = time.monotonic()
         self._open.append((kept, ids))
@@ -131,6 +148,13 @@ class BucketVectors(Vectors):
         # A block ends by age as well, so that a slow encoder does not lose hours with its host.
         if self._open_bytes >= BLOCK_BYTES or time.monotonic() - self._began >= BLOCK_SECONDS:
             self._upload()
+
+    def _require_writable(self) -> None:
+        if self._scheme not in WRITABLE:
+            raise DataError(
+                f"{self.folder}: a text has no vector there, and {self._scheme}:// is only read; encode into "
+                f"{', '.join(f'{name}://' for name in WRITABLE)} or a folder"
+            )
 
     def close(self) -> None:
         """Upload the rest. Raises ``DataError``."""
@@ -191,7 +215,7 @@ class BucketVectors(Vectors):
     def _mapped(self, segment: int) -> Iterator[np.ndarray]:
         name = f"{self._blocks[segment]}.rows"
         try:
-            yield self._cache.map(name, self._type).reshape(-1, self.identity.dimension)
+            yield self._cache.map(name, self._type).reshape(-1, self.identity.columns)
         finally:
             self._cache.release(name)
 

@@ -21,8 +21,9 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
+from capt.pretrain.retrieval.quantize import FEW, Ranges
 from capt.pretrain.retrieval.search import unit_rows
-from capt.pretrain.retrieval.store import DType, Pair, VectorIdentity, Vectors, VectorStore
+from capt.pretrain.retrieval.store import FLOATS, DType, Pair, VectorIdentity, Vectors, VectorStore
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ WINDOW = 1 << 14
 """Texts that are sorted by length together, and in memory at the same time."""
 TOKENS = {"cpu": 2048, "cuda": 65_536}
 """Tokens of a batch at most, padding included, by kind of device."""
+_OUTSIDE = 0.01
+"""Share of the numbers outside of the ranges of int8, above which it is said."""
 _TELL = 10.0
 """Seconds between two lines of the log."""
 
@@ -88,7 +91,8 @@ def embed(
 
     Batches are made of a window of texts whatever is stored already, and dealt to the ranks in turn. So a vector does
     not depend on the number of ranks or on kills, which take whole batches. Stored vectors are compared with their
-    checksums first: a damaged one is said, and encoded again.
+    checksums first: a damaged one is said, and encoded again. Vectors of a model of cosines are quantized at length 1;
+    the ranges of int8 are those of the first window that the store gets.
 
     Args:
         encoder: the model.
@@ -108,9 +112,24 @@ def embed(
     tokens = options.tokens or TOKENS[device().type]
     # Before anything is encoded: a text whose vector is damaged must not count as done.
     _repair(store)
+    windows = _windows(texts)
+    first: Sequence[Item] = ()
+    held: list[_Batch] = []
+    if options.dtype == "int8" and store.ranges is None:
+        with synchronize_errors(patient=True):
+            store.require_ranges()
+            first = next(windows, ())
+            distinct = {text_hash(text): text for text in first}
+            held = list(_encoded(encoder, distinct, role, tokens, store))
+            seen.update(distinct)
+        _calibrate([rows for _, rows in held], store.identity.dimension, store)
     with synchronize_errors(patient=True):
         try:
-            for window in _windows(texts):
+            for names, rows in held:
+                store.add(names, rows)
+            if first:
+                pace.done(len(first))
+            for window in windows:
                 distinct = {name: text for text in window if (name := text_hash(text)) not in seen}
                 seen.update(distinct)
                 _embed_window(encoder, distinct, role, tokens, store)
@@ -121,6 +140,7 @@ def embed(
     # All ranks have closed their files, so that each finds what the others have written.
     barrier()
     added = sum(gather_objects(store.added))
+    _tell_outside(store, added)
     with synchronize_errors(patient=True):
         store.reload()
         # Every rank knows what is in the store; one writes the list of it.
@@ -140,6 +160,37 @@ def _repair(store: Vectors) -> None:
         store.reread()
 
 
+def _calibrate(blocks: Sequence[Float[np.ndarray, "_ d"]], dimension: int, store: Vectors) -> None:
+    """Write the ranges of the vectors of all ranks into the store; ``blocks`` are those of this rank. Collective."""
+    own = Ranges.of(blocks, dimension)
+    ranges = Ranges.joined([Ranges(*each) for each in gather_objects((own.low, own.high, own.count))])
+    if not ranges.count:
+        return
+    if rank() == 0 and ranges.count < FEW:
+        logger.warning(
+            "%s: the ranges of int8 come from %s alone, which says little of others: remove the folder and begin with "
+            "a hundred or more",
+            store.folder, counted(ranges.count, "text"),
+        )  # fmt: skip
+    # One rank writes; then all take what is in the store, which another process may have written first.
+    for mine in (rank() == 0, rank() != 0):
+        with synchronize_errors(patient=True):
+            if mine:
+                store.calibrate(ranges)
+
+
+def _tell_outside(store: Vectors, added: int) -> None:
+    """Warn where many numbers lay outside of the ranges of int8: their extremes are lost. Collective."""
+    outside, numbers = sum(gather_objects(store.outside)), added * store.identity.dimension
+    if rank() == 0 and outside > _OUTSIDE * numbers:
+        assert store.ranges is not None, "without ranges nothing is outside"
+        logger.warning(
+            "%s: %.1f %% of the numbers of these vectors lie outside of the ranges of int8, which come from %s: remove "
+            "the folder and begin with texts of all kinds",
+            store.folder, 100 * outside / numbers, counted(store.ranges.count, "text"),
+        )  # fmt: skip
+
+
 def _windows(texts: Iterable[Item]) -> Iterator[Sequence[Item]]:
     iterator = iter(texts)
     while window := list(islice(iterator, WINDOW)):
@@ -149,9 +200,21 @@ def _windows(texts: Iterable[Item]) -> Iterator[Sequence[Item]]:
 def _embed_window(
     encoder: RowEncoder[Item], distinct: dict[bytes, Item], role: Role, tokens: int, store: Vectors
 ) -> None:
-    names = list(distinct)
-    if all(name in store for name in names):  # nothing to tokenize
+    if all(name in store for name in distinct):  # nothing to tokenize
         return
+    for names, rows in _encoded(encoder, distinct, role, tokens, store):
+        store.add(names, rows)
+
+
+_Batch = tuple[list[bytes], Float[np.ndarray, "_ d"]]
+"""The hashes of some texts, and their vectors."""
+
+
+def _encoded(
+    encoder: RowEncoder[Item], distinct: dict[bytes, Item], role: Role, tokens: int, store: Vectors
+) -> Iterator[_Batch]:
+    """The vectors of this rank's part of the texts, without those that the store has."""
+    names = list(distinct)
     lengths = encoder.lengths(list(distinct.values()), role)
     # Names break ties, so that the order does not depend on that of the texts.
     order = sorted(range(len(names)), key=lambda i: (lengths[i], names[i]), reverse=True)
@@ -161,7 +224,11 @@ def _embed_window(
         # A batch keeps its place, but loses the texts that are there: kills and ranks do not move the others.
         missing = [names[i] for i in batch if names[i] not in store]
         if missing:
-            store.add(missing, encoder.encode([distinct[name] for name in missing], role))
+            rows = encoder.encode([distinct[name] for name in missing], role)
+            # The steps of int8 are those of directions, where directions are compared.
+            if store.identity.dtype not in FLOATS and isinstance(encoder, TextEncoder):
+                rows = encoder.scoring.rows(rows)
+            yield missing, rows
 
 
 def encode_in_batches(encoder: TextEncoder, texts: Sequence[str], role: Role) -> Float[np.ndarray, "n d"]:

@@ -42,8 +42,9 @@ from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.fusion import FUSION_K, reciprocal_ranks
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.precisions import Precision, QuantizedScoring, precisions_of, ranges_of, rescored
 from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring, by_id
-from capt.pretrain.retrieval.store import Vectors
+from capt.pretrain.retrieval.store import FLOATS, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +63,14 @@ Rankings = list[list[str]]
 class RetrievalSettings:
     """Settings of an evaluation: what is measured beside whole vectors, and where per-query figures go.
 
-    A fusion is that of the whole vectors and BM25, which is measured as well.
+    A fusion is that of the whole vectors and BM25, which is measured as well. Without precisions that of the store is
+    measured. With ``rescore`` the first documents of a quantized search, this many times the usual number, are scored
+    again by the queries in float.
     """
 
     dims: tuple[int, ...] = ()
+    precisions: tuple[str, ...] = ()
+    rescore: int = 0
     bm25: bool = False
     fusion: bool = False
     split: str | None = None
@@ -91,7 +96,7 @@ def evaluate(
         sets: see `read_collections`.
         options: how texts are encoded and kept.
         encoder_options: pooling, length and prompts, where they are not the model's own.
-        settings: dimensions, BM25, split, file for the figures of each query.
+        settings: dimensions, precisions, BM25, split, file for the figures of each query.
         out: JSON file to write the result to as well.
         progress: called with documents encoded.
 
@@ -116,12 +121,15 @@ def evaluate(
         wrong = [dim for dim in settings.dims if not 0 < dim <= encoder.dimension]
         if settings.dims:
             encoder.require_vectors("--dims cuts them")
+        precisions = _precisions(encoder, options, settings)
         if wrong:
             raise ConfigError(f"--dims {wrong[0]}: {model} gives {encoder.dimension} dimensions")
     # Wrong arguments have been refused by now: what follows may take hours.
     sections, lines = [], []
     for collection in collections:
-        section, figures = _evaluate_set(encoder, other or encoder, collection, options, settings, progress)
+        section, figures = _evaluate_set(
+            encoder, other or encoder, collection, options, settings, precisions, progress
+        )
         sections.append(section)
         lines += figures
     return finished(model, sections, lines, settings.per_query, out)
@@ -162,29 +170,57 @@ def finished(
     return result
 
 
+def _precisions(encoder: TextEncoder, options: EncodeOptions, settings: RetrievalSettings) -> tuple[Precision, ...]:
+    """Return the precisions that are measured. Raises ``ConfigError`` where the store or the model forbids one."""
+    kept, is_float = options.dtype, options.dtype in FLOATS
+    chosen = precisions_of(settings.precisions or (("float",) if is_float else (kept,)))
+    quantized = [each for each in chosen if each != "float"]
+    if quantized:
+        encoder.require_vectors(f"--precision {quantized[0]} quantizes them")
+    if not is_float and chosen != (kept,):
+        other = next(each for each in chosen if each != kept)
+        raise ConfigError(f"--precision {other}: --dtype {kept} keeps vectors in {kept} alone; leave --dtype out")
+    if not is_float and settings.dims:
+        raise ConfigError(f"--dims {settings.dims[0]}: --dtype {kept} keeps vectors in {kept} alone; leave --dtype out")
+    if settings.fusion and "float" not in chosen:
+        raise ConfigError("--fusion is of the vectors in float: --precision must name float as well")
+    if settings.rescore and not quantized:
+        raise ConfigError(f"--rescore {settings.rescore} is of a quantized search: give --precision int8 or binary")
+    return chosen
+
+
 def _evaluate_set(
     encoder: TextEncoder,
     other: TextEncoder,
     collection: Collection,
     options: EncodeOptions,
     settings: RetrievalSettings,
+    precisions: Sequence[Precision],
     progress: ProgressCallback | None,
 ) -> tuple[Section, list[dict[str, Any]]]:
     # The corpus is read once for its ids, before hours of encoding.
     with synchronize_errors(patient=True):
         corpus = SearchCorpus.of(collection)
-    queries = embed(encoder, (text for _, text in collection.queries), "query", options)
+    # Queries are quantized by the ranges of the documents, and score again in float.
+    in_float = options if options.dtype in FLOATS else replace(options, dtype="fp32")
+    queries = embed(encoder, (text for _, text in collection.queries), "query", in_float)
     documents = embed(
         other, (text for _, text in collection.documents()), "document", options, progress, total=len(corpus.names)
     )
     rows = rows_of(queries, (text for _, text in collection.queries))
-    # One ranking for each system: the whole vectors, each cut dimension, and BM25.
-    systems = {
-        FULL if dim == encoder.dimension else str(dim): vector_rankings(
-            encoder, collection, rows, documents, corpus, dim
-        )
-        for dim in (encoder.dimension, *settings.dims)
-    }
+    # One ranking for each system: the vectors in each precision, whole and cut, and BM25.
+    systems: dict[str, Rankings] = {}
+    quantized = _QuantizedSearch(encoder.scoring, collection, documents, corpus, settings.rescore)
+    for dim in (encoder.dimension, *settings.dims):
+        whole = dim == encoder.dimension
+        for precision in precisions:
+            if precision == "float":
+                systems[FULL if whole else str(dim)] = vector_rankings(
+                    encoder, collection, rows, documents, corpus, dim
+                )
+                continue
+            for name, nearest in quantized.found(rows[:, :dim], precision):
+                systems[name if whole else f"{dim} {name}"] = corpus.rankings(collection, nearest)
     if settings.bm25 or settings.fusion:
         with synchronize_errors(patient=True):
             systems[BM25] = bm25_rankings(collection, corpus)
@@ -192,9 +228,10 @@ def _evaluate_set(
         systems[FUSION] = fused(systems[FULL], systems[BM25])
     poolers, measured, lines = figures_of(collection, systems)
     with synchronize_errors(patient=True):
-        scores = _score_histograms(encoder, collection, rows, documents, systems[FULL])
+        scores = _score_histograms(encoder, collection, rows, documents, next(iter(systems.values())))
+    protocol = [_protocol(encoder, other, collection, corpus, poolers), *dict.fromkeys(quantized.protocol.values())]
     section = Section(
-        name=collection.name, protocol=_protocol(encoder, other, collection, corpus, poolers), poolers=poolers,
+        name=collection.name, protocol="; ".join(protocol), poolers=poolers,
         dimension=encoder.dimension, scores=scores,
         differences=figure_differences(measured, FUSION, (FULL, BM25) if settings.fusion else ()),
     )  # fmt: skip
@@ -326,6 +363,17 @@ class SearchCorpus:
             )
         return cls(names, frozenset(selves))
 
+    def looked_at(self, depth: int = DEPTH) -> int:
+        """Documents to search for ``depth``: one more where a query may find itself, which is then left out."""
+        return depth + bool(self.selves)
+
+    def rankings(self, collection: Collection, nearest: Nearest, depth: int = DEPTH) -> Rankings:
+        """The ids that a search has found for each query of the collection; never the query itself."""
+        return [
+            self.without_self(name, row, depth)
+            for (name, _), row in zip(collection.queries, nearest.numbers.tolist(), strict=True)
+        ]
+
     def without_self(self, query: str, numbers: Iterable[int], depth: int = DEPTH) -> list[str]:
         """The ids of ``numbers`` (-1 is none), without the query's own where that is the query itself."""
         return self.others(query, (self.names[i] for i in numbers if i >= 0))[:depth]
@@ -349,15 +397,58 @@ def vector_rankings(
         queries[:, :dim],
         (text for _, text in collection.documents()),
         documents,
-        # One more where a query may find itself, which is then left out.
-        depth + bool(corpus.selves),
+        corpus.looked_at(depth),
         by_id(corpus.names),
         encoder.scoring,
     )
-    return [
-        corpus.without_self(name, row, depth)
-        for (name, _), row in zip(collection.queries, nearest.numbers.tolist(), strict=True)
-    ]
+    return corpus.rankings(collection, nearest, depth)
+
+
+class _QuantizedSearch:
+    """Searches of the documents of a collection by vectors in int8 and in bits."""
+
+    def __init__(
+        self, scoring: Scoring, collection: Collection, documents: Vectors, corpus: SearchCorpus, rescore: int
+    ) -> None:
+        self._scoring, self._collection, self._documents, self._corpus = scoring, collection, documents, corpus
+        self._rescore, self._order = rescore, by_id(corpus.names)
+        self._hashes: list[bytes] = []
+        self.protocol: dict[str, str] = {}
+        """What was done, by system."""
+
+    def found(self, queries: Float[np.ndarray, "q d"], precision: Precision) -> Iterator[tuple[str, Nearest]]:
+        """Yield the name of a system and the best documents of each query: of the search, and scored again."""
+        scoring, depth = self._quantized(queries.shape[1], precision), self._corpus.looked_at()
+        unit = self._scoring.rows(queries)
+        texts = (text for _, text in self._collection.documents())
+        # Those that are scored again begin with those that are not.
+        nearest = search(unit, texts, self._documents, depth * max(1, self._rescore), self._order, scoring)
+        yield precision, Nearest(nearest.numbers[:, :depth], nearest.scores[:, :depth])
+        if self._rescore:
+            again = rescored(nearest, unit, self._documents, self._names(), self._order, scoring)
+            name = f"{precision} x{self._rescore}"
+            self.protocol[name] = (
+                f"x{self._rescore} = the first {depth * self._rescore} scored again by queries in float"
+            )
+            yield name, Nearest(again.numbers[:, :depth], again.scores[:, :depth])
+
+    def _quantized(self, dim: int, precision: Precision) -> QuantizedScoring:
+        # What a store has quantized is not normalized again: it would have other codes.
+        normalize = self._scoring.normalize and self._documents.identity.dtype in FLOATS
+        ranges = None
+        if precision == "int8":
+            ranges = self._documents.ranges or ranges_of(self._documents, self._names(), dim, Scoring(normalize), BLOCK)
+            self.protocol[precision] = f"int8 = integer products, ranges of {ranges.count} documents"
+        else:
+            self.protocol[precision] = "binary = Hamming distance of signs"
+        return QuantizedScoring(normalize, None, precision, dim, ranges)
+
+    def _names(self) -> list[bytes]:
+        """The hash of the text of each document."""
+        if not self._hashes:
+            with synchronize_errors(patient=True):
+                self._hashes = [text_hash(text) for _, text in self._collection.documents()]
+        return self._hashes
 
 
 def search(

@@ -172,7 +172,7 @@ class TopK:
             near = held.products >= limit[held.queries]
             queries, columns = held.queries[near], held.columns[near]
             scores = pair_scores(self._queries, held.vectors, queries, columns)
-            touched, table = _beside(self._best, queries, _keys(scores, self._order[held.numbers[columns]]))
+            touched, table = _beside(self._best, queries, keys_of(scores, self._order[held.numbers[columns]]))
             table.sort(axis=1)
             self._best[touched] = table[:, : self._k]
         self._held = []
@@ -205,7 +205,7 @@ class SimilarityTopK(TopK):
         for start in range(0, len(self._queries) if len(vectors) else 0, _QUERIES):
             part = slice(start, start + _QUERIES)
             scores = self._similarity(self._on_device[part].double(), documents).float().cpu().numpy()
-            keys = np.concatenate([self._best[part], _keys(scores, np.broadcast_to(places, scores.shape))], axis=1)
+            keys = np.concatenate([self._best[part], keys_of(scores, np.broadcast_to(places, scores.shape))], axis=1)
             self._best[part] = np.sort(keys, axis=1)[:, : self._k]
 
 
@@ -261,7 +261,8 @@ _NONE = np.iinfo(np.int64).max
 _PLACE = (1 << 32) - 1
 
 
-def _keys(scores: Float[np.ndarray, "*n"], places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+def keys_of(scores: Float[np.ndarray, "*n"], places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    """Scores and places among equal scores, a number each."""
     bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)  # + 0: there is one zero only
     # The bits of a float order as an integer, but for negative ones, whose order is reversed.
     ascending = np.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)

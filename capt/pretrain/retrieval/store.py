@@ -2,7 +2,8 @@
 
 ``ROOT/<key>/`` holds the vectors of one `VectorIdentity`. A process appends to a segment of its own: ``<segment>.rows``
 has the vectors one after the other, ``<segment>.ids`` the hash of each text with a checksum of its row. The vectors of
-a batch are written before their ids, so that a killed process leaves no id without its vector.
+a batch are written before their ids, so that a killed process leaves no id without its vector. Vectors in int8 have the
+ranges of their calibration beside them, ``ranges.json``, written before the first vector.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.base.verification import digest_of
+from capt.pretrain.retrieval.quantize import Ranges, bits_of, signs_of
 
-DType = Literal["fp32", "fp16"]
-_TYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
+DType = Literal["fp32", "fp16", "int8", "binary"]
+FLOATS: tuple[DType, ...] = ("fp32", "fp16")
+DTYPES: tuple[DType, ...] = (*FLOATS, "int8", "binary")
+_TYPES: dict[str, np.dtype[Any]] = {
+    "fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "int8": np.dtype("i1"), "binary": np.dtype("u1"),
+}  # fmt: skip
 ID = np.dtype([("text", "V16"), ("check", "<u4")])
 """The record of a text beside its vector: its hash, and the CRC-32 of the vector."""
 IDENTITY = "identity.json"
 ENCODER = "encoder.json"
 """The file that says how vectors were made, for messages with the command that adds to them."""
+RANGES = "ranges.json"
 _SEGMENT_BYTES = 1 << 30
 _BLOCK = 1 << 14
 """Rows that one rank compares with their checksums at a time."""
@@ -72,6 +79,11 @@ class VectorIdentity:
         """The name of the folder of these vectors: 32 hexadecimal digits of a SHA-256."""
         return digest_of(asdict(self))
 
+    @property
+    def columns(self) -> int:
+        """Stored numbers of a vector: a byte holds eight bits."""
+        return (self.dimension + 7) // 8 if self.dtype == "binary" else self.dimension
+
 
 Pair = tuple[str, str]
 """A query and a document."""
@@ -92,6 +104,10 @@ class Vectors(ABC):
         self.identity = identity
         self.added = 0
         """Vectors that this process has written."""
+        self.ranges: Ranges | None = None
+        """The ranges of vectors in int8; None: nothing is stored yet."""
+        self.outside = 0
+        """Numbers of added vectors that lie outside of the ranges."""
         self._type = _TYPES[identity.dtype]
         self._checks: list[np.ndarray] = []
         self._names: list[bytes] = []
@@ -122,6 +138,10 @@ class Vectors(ABC):
         Raises:
             DataError: a vector is not finite, or too large for fp16; or the store cannot be written.
         """
+
+    @abstractmethod
+    def calibrate(self, ranges: Ranges) -> None:
+        """Write the ranges of int8 down, unless there are some: these count. Raises ``DataError``."""
 
     @abstractmethod
     def close(self) -> None:
@@ -155,7 +175,7 @@ class Vectors(ABC):
         self.reload()
 
     def vectors(self, texts: Sequence[bytes]) -> Float[np.ndarray, "n d"]:
-        """The vectors of texts by their hashes, in fp32.
+        """The vectors of texts by their hashes, in fp32; of bits 1 and -1, of int8 the middle of each step.
 
         Raises:
             DataError: a vector is damaged, or not there.
@@ -171,8 +191,23 @@ class Vectors(ABC):
         return np.array([-1 if place is None else place[0] << _ROW_BITS | place[1] for place in found], dtype=np.int64)
 
     def at(self, places: Int64[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
-        """The vectors at the places that `find` gives, in fp32. Raises ``DataError`` where one is damaged."""
-        out = np.empty((len(places), self.identity.dimension), dtype=np.float32)
+        """The vectors at the places that `find` gives, as `vectors`. Raises ``DataError`` where one is damaged."""
+        stored, dtype = self._stored(places), self.identity.dtype
+        if dtype == "binary":
+            return signs_of(stored, self.identity.dimension)
+        if dtype == "int8" and len(stored):
+            self.require_ranges()
+            assert self.ranges is not None
+            return self.ranges.restored(stored)
+        return stored.astype(np.float32, copy=False)
+
+    def require_ranges(self) -> None:
+        """Raise ``DataError`` where vectors in int8 have lost their ranges."""
+        if len(self) and self.identity.dtype == "int8" and self.ranges is None:
+            raise DataError(f"{self.folder}: no {RANGES}, without which its numbers say nothing: remove the folder")
+
+    def _stored(self, places: Int64[np.ndarray, " n"]) -> np.ndarray:
+        out = np.empty((len(places), self.identity.columns), dtype=self._type)
         segments, in_segment = places >> _ROW_BITS, places & ((1 << _ROW_BITS) - 1)
         # Grouped by segment, so that each is mapped once.
         for segment in np.unique(segments).tolist():
@@ -200,14 +235,21 @@ class Vectors(ABC):
 
     def _packed(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
         """The vectors of a batch as they are stored, and their ids."""
+        dtype = self.identity.dtype
+        if rows.shape != (len(texts), self.identity.dimension):
+            raise AssertionError(f"vectors of shape {rows.shape} for {len(texts)} texts")
         # A number too large for fp16 becomes infinite, and is named below.
         with np.errstate(over="ignore"):
-            kept = np.ascontiguousarray(rows, dtype=self._type)
-        if kept.shape != (len(texts), self.identity.dimension):
-            raise AssertionError(f"vectors of shape {kept.shape} for {len(texts)} texts")
+            kept = np.ascontiguousarray(rows, dtype=self._type if dtype in FLOATS else np.float32)
         if not np.isfinite(kept).all():
             what = "use --dtype fp32" if np.isfinite(rows).all() else "its weights or its precision are at fault"
-            raise DataError(f"the model gives numbers that {self.identity.dtype} cannot hold: {what}")
+            raise DataError(f"the model gives numbers that {dtype} cannot hold: {what}")
+        if dtype == "binary":
+            kept = bits_of(kept)
+        elif dtype == "int8":
+            assert self.ranges is not None, "`embed` calibrates before it adds"
+            self.outside += self.ranges.outside(kept)
+            kept = self.ranges.codes(kept)
         ids = np.empty(len(texts), dtype=ID)
         ids["text"] = np.frombuffer(b"".join(texts), dtype="V16")
         ids["check"] = [zlib.crc32(row.tobytes()) for row in kept]
@@ -230,11 +272,24 @@ class VectorStore(Vectors):
         about = self.folder / IDENTITY
         if not about.exists():
             write_json(about, asdict(identity))
+        self._find_ranges()
         self.reload()
+
+    def _find_ranges(self) -> None:
+        path = self.folder / RANGES
+        if self.identity.dtype == "int8" and path.is_file():
+            self.ranges = Ranges.read(read_json(path), self.identity.dimension, path)
+
+    def calibrate(self, ranges: Ranges) -> None:
+        """Write the ranges down, unless there are some. Raises ``DataError``."""
+        self._find_ranges()
+        if self.ranges is None:
+            write_json(self.folder / RANGES, ranges.record())
+            self.ranges = ranges
 
     def reload(self) -> None:
         """Map what all processes have written so far. Raises ``DataError``: a file is not one of a store."""
-        width = self.identity.dimension * self._type.itemsize
+        width = self.identity.columns * self._type.itemsize
         for path in sorted(self.folder.glob("*.ids")):
             rows = path.with_suffix(".rows")
             if not rows.is_file():
@@ -245,7 +300,7 @@ class VectorStore(Vectors):
             if count <= before:
                 continue
             ids = np.fromfile(path, dtype=ID, count=count)
-            mapped = np.memmap(rows, dtype=self._type, mode="r", shape=(count, self.identity.dimension))
+            mapped = np.memmap(rows, dtype=self._type, mode="r", shape=(count, self.identity.columns))
             self._rows.append(mapped)
             # After a loss of power the end of a file may be zeros: its texts are encoded again.
             while count > before and zlib.crc32(mapped[count - 1].tobytes()) != ids["check"][count - 1]:
@@ -331,12 +386,12 @@ def _write_all(file: IO[bytes], content: bytes) -> None:
         view = view[file.write(view) :]
 
 
-def require_dtype(name: str) -> DType:
-    """A type of stored numbers by its name. Raises ``ConfigError``."""
-    known: dict[str, DType] = {"fp32": "fp32", "fp16": "fp16"}
-    if name in known:
-        return known[name]
-    raise ConfigError(f"dtype {name!r}: choose fp32 or fp16")
+def require_dtype(name: str, known: Sequence[DType] = FLOATS) -> DType:
+    """One of the ``known`` types of stored numbers by its name. Raises ``ConfigError``."""
+    for each in known:
+        if each == name:
+            return each
+    raise ConfigError(f"dtype {name!r}: choose {', '.join(known[:-1])} or {known[-1]}")
 
 
 def digest(parts: Iterable[tuple[str, str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from capt.pretrain.retrieval.neighbors import training_text
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.rerank_evaluate import RerankSettings, evaluate_reranker
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
-from capt.pretrain.retrieval.store import default_store, require_dtype
+from capt.pretrain.retrieval.store import DTYPES, FLOATS, DType, default_store, require_dtype
 
 
 def perform(work: Mapping[str, Any], progress: ProgressCallback | None = None) -> dict[str, Any]:
@@ -93,6 +93,7 @@ def _evaluate(
     per_query, documents_by = settings.pop("per_query"), settings.pop("documents_by", None)
     chosen = RetrievalSettings(
         dims=tuple(settings.pop("dims")),
+        precisions=tuple(settings.pop("precisions")),
         per_query=Path(per_query) if per_query else None,
         documents_by=Path(documents_by) if documents_by else None,
         **settings,
@@ -120,7 +121,8 @@ def _mine(
     rules: dict[str, Any], cross_encoder: str | None, progress: ProgressCallback | None,
 ) -> dict[str, Any]:  # fmt: skip
     return mine(
-        [Path(each) for each in pairs], Path(corpus) if corpus else None, Path(model), Path(out), _options(store),
+        [Path(each) for each in pairs], Path(corpus) if corpus else None, Path(model), Path(out),
+        _options(store, FLOATS),
         EncoderOptions(**encoder), Rules(**rules), cross_encoder=Path(cross_encoder) if cross_encoder else None,
         progress=progress,
     )  # fmt: skip
@@ -138,10 +140,10 @@ def _predict(
     return result
 
 
-def _options(given: Mapping[str, Any]) -> EncodeOptions:
+def _options(given: Mapping[str, Any], dtypes: Sequence[DType] = DTYPES) -> EncodeOptions:
     root: str | None = given["store"]
     store = default_store() if root is None else root if is_url(root) else Path(root)
-    options = EncodeOptions(store, require_dtype(given["dtype"]), given["tokens"])
+    options = EncodeOptions(store, require_dtype(given["dtype"], dtypes), given["tokens"])
     return replace(options, cache_bytes=given["cache_bytes"]) if given["cache_bytes"] else options
 
 
