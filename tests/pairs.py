@@ -129,5 +129,5 @@ def every_form(folder: Path, *, mixed: bool) -> dict[str, Any]:
         "data": {"files": [], "batches": "mixed" if mixed else "single", "sources": sources},
         "mlm": {"weight": 0.1},
         "distillation": {"weight": 0.5, "temperature": 2.0},
-        "contrast": {"matryoshka": [32, 8], "queue": 24},
+        "contrast": {"matryoshka": [32, 8], "queue": 24, "precisions": ["float", "int8", "binary"]},
     }

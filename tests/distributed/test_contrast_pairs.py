@@ -13,9 +13,10 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast import ContrastStats, ShardedQueue, info_nce
+from capt.pretrain.contrast.precisions import precision_rows
 from capt.pretrain.contrast.similarity import product, similarity_nce
 from tests.support import run_ranks
-from tests.unit.contrast.pairs import WIDTH, Pairs
+from tests.unit.contrast.pairs import WIDTH, Pairs, pooled
 from tests.unit.contrast.support import relative
 
 OPTIONS: list[dict[str, Any]] = [
@@ -32,6 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"hardness_in_batch": 9.0},
     {"hardness_own": 5.0},
     {"matryoshka": (WIDTH, 3, 5), "matryoshka_weights": (1.0, 0.5, 2.0)},
+    {"precisions": ("float", "int8", "binary"), "precision_weights": (1.0, 0.5, 2.0)},
     {"with_ids": True},
     {"with_ids": "known"},
     {"in_batch": "local"},
@@ -59,11 +61,18 @@ _OF_SIMILARITIES = {
 """The options of a loss by a similarity, which must be those of vectors where it is the product."""
 
 
+_OF_PRECISIONS = {"matryoshka", "queued", "mask_relative", "by_row", "stats", "learned"}
+"""What is computed of blocks of rows."""
+
+
 def _is_meaningful(case: Case) -> bool:
     if "similarity" in case and ({*case} - _OF_SIMILARITIES or case.get("directions", "infonce") != "infonce"):
         return False  # of vectors alone
     if case.get("in_batch") == "none" and (case.get("queue_share") or not (case.get("hard", True) or "queued" in case)):
         return False
+    others = {*case} - {"precisions", "precision_weights"}
+    if "precisions" in case and others and not others & _OF_PRECISIONS:
+        return False  # nothing of theirs depends on the rest
     if case.get("by_row") and ({*case} & {"hardness", "hardness_in_batch", "hardness_own", "temperature", "learned"}):
         return False  # refused, or another temperature
     return "queue_share" not in case or case.get("in_batch") != "local"  # its rows are counted by rank then
@@ -82,17 +91,21 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
     first = batch.ranks.index(rank) if rank in batch.ranks else 0
     results = []
     for case in cases:
-        rows = [each.clone().requires_grad_() for each in (batch.q[mine], batch.d[mine], batch.h[my_hard])]
+        several = case.get("precisions")
+        whole = [pooled(each) if several else each.clone() for each in (batch.q, batch.d, batch.h)]
+        rows = [each.requires_grad_() for each in (whole[0][mine], whole[1][mine], whole[2][my_hard])]
+        given_rows = [precision_rows(each, several) if several else each for each in rows]
+        queued = precision_rows(pooled(batch.queue), several) if several else batch.queue
         known, hard = case.get("with_ids"), case.get("hard", True)
         queue = None
         if case.get("queued"):
-            queue = ShardedQueue(64, WIDTH, dtype=torch.float64)
-            queue.enqueue(batch.queue[rank::world], ids=batch.queue_ids[rank::world] if known else None)
+            queue = ShardedQueue(64, queued.shape[1], dtype=torch.float64)
+            queue.enqueue(queued[rank::world], ids=batch.queue_ids[rank::world] if known else None)
         tau = torch.tensor(case.get("temperature", 0.2), dtype=torch.float64, requires_grad=True)
         owners = batch.owners[my_hard]
         given: Case = dict(
             temperature=batch.temperatures[mine] if case.get("by_row") else tau if case.get("learned") else tau.item(),
-            negatives=rows[2] if hard else None,
+            negatives=given_rows[2] if hard else None,
             negative_ids=batch.hard_ids[my_hard] if known and hard else None,
             negative_owners=torch.where(owners < 0, owners, owners - first) if hard else None,
             ids=batch.ids[mine] if known else None,
@@ -102,9 +115,9 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
             **{name: value for name, value in case.items() if name not in ARGUMENTS},
         )
         if case.get("similarity"):
-            loss = similarity_nce(rows[0], rows[1], product, **given)
+            loss = similarity_nce(given_rows[0], given_rows[1], product, **given)
         else:
-            loss = info_nce(rows[0], rows[1], queue=queue, **given)
+            loss = info_nce(given_rows[0], given_rows[1], queue=queue, **given)
         gradients = torch.autograd.grad(loss, [*rows, tau], materialize_grads=True)
         results.append({"loss": loss.item(), "gradients": [each.numpy() for each in gradients]})
     return results

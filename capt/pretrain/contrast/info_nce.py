@@ -229,7 +229,8 @@ def info_nce(
             document is ``b``. It says nothing about other texts: what belongs to one query may be a negative of another
             one, whatever both share. A sample's own pair and copies of its document need no row.
         group: the ranks over which batch and queue are spread. Ranks may hold different ``n``.
-        stats: filled with diagnostics of this rank's anchors (with ``matryoshka`` of the widest rows).
+        stats: filled with diagnostics of this rank's anchors (with ``matryoshka`` of the widest rows, with
+            ``precisions`` of the first).
         options: :class:`~capt.pretrain.contrast.options.ContrastOptions`.
         changes: fields of the options that differ from ``options``, such as ``hardness=2.0``.
 
@@ -336,26 +337,28 @@ if torch.__version__ < "2.13":  # compiled by 2.11, the gradients of float64 row
 
 
 def _at_widths(
-    tensors: list[Tensor], temperature: float | Tensor, context: SoftmaxContext, widths: list[tuple[int, float]]
+    tensors: list[Tensor], temperature: float | Tensor, context: SoftmaxContext, widths: list[tuple[slice, float]]
 ) -> list[Tensor]:
     """The loss of one softmax over ``tensors`` (anchors, positives, live keys) at each width, times its weight.
 
     Where rows are cut the anchors travel once, whole, and are cut on arrival.
     """
-    anchors, features = tensors[0], tensors[0].shape[1]
-    if widths != [(features, 1.0)]:
+    anchors, whole = tensors[0], slice(0, tensors[0].shape[1])
+    if widths != [(whole, 1.0)]:
         wire = Products(context.options.precision).wire_dtype(anchors.dtype)
         gathered = context.exchange.all_gather(anchors.detach().to(wire))
-        arrived = Arrived(gathered, context.gathered_ids(len(gathered)), context.gathered_queries_of())
+        arrived = Arrived(gathered, context.gathered_ids(len(gathered)), context.gathered_queries_of(), whole)
         context = replace(context, arrived=arrived)
     losses = []
-    for width, weight in widths:
-        queued = context.queued and (cut(context.queued[0], width), context.queued[1])
-        stats = context.stats if width == max(widths)[0] else None
-        at_width = replace(context, queued=queued, stats=stats)
+    widest = max((columns for columns, _ in widths), key=lambda columns: columns.stop - columns.start)
+    for columns, weight in widths:
+        queued = context.queued and (cut(context.queued[0], columns), context.queued[1])
+        stats = context.stats if columns == widest else None
+        arrived_here = context.arrived and context.arrived._replace(columns=columns)
+        at_width = replace(context, queued=queued, stats=stats, arrived=arrived_here)
         # Autocast would multiply in 16 bits, whatever `precision` says.
         with torch.autocast(anchors.device.type, enabled=False):
-            loss = ShardedSoftmax.apply(*(cut(rows, width) for rows in tensors), temperature, at_width)
+            loss = ShardedSoftmax.apply(*(cut(rows, columns) for rows in tensors), temperature, at_width)
         losses.append(loss if weight == 1 else weight * loss)
     return losses
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast.kernels import KERNELS, Precision
+from capt.pretrain.contrast.precisions import VECTOR_PRECISIONS, VectorPrecision
 
 InBatch = Literal["global", "local", "none"]
 Reduction = Literal["mean", "sum"]
@@ -71,6 +72,10 @@ class ContrastOptions:
             features and normalised again (Kusupati et al. 2022, arXiv:2205.13147). Rows travel once and are cut on
             arrival. Empty = whole rows.
         matryoshka_weights: a factor of each width. Empty = 1 each.
+        precisions: the precisions whose blocks the rows have side by side (:mod:`capt.pretrain.contrast.precisions`);
+            the loss is the sum over them of the loss of rows of that block alone, each cut to all widths. Empty = rows
+            are vectors.
+        precision_weights: a factor of each precision. Empty = 1 each.
         queue_share: how much the queue may weigh beside the live keys. Every queued row then counts
             ``min(1, queue_share * L / K)`` times, of ``L`` live rows of the views that are keys, ``negatives`` not
             counted (of all ranks, or of a rank in the mean where ``in_batch`` is local), and ``K`` rows that the queue
@@ -103,6 +108,8 @@ class ContrastOptions:
     hardness_own: float = 0.0
     matryoshka: tuple[int, ...] = ()
     matryoshka_weights: tuple[float, ...] = ()
+    precisions: tuple[VectorPrecision, ...] = ()
+    precision_weights: tuple[float, ...] = ()
     queue_share: float | None = None
     hardness: float = 0.0
     in_batch: InBatch = "global"
@@ -183,6 +190,18 @@ class ContrastOptions:
         if any(not 0 <= weight < math.inf for weight in self.matryoshka_weights):
             raise ConfigError(f"matryoshka_weights are numbers of 0 or more, got {self.matryoshka_weights}")
 
+        if any(each not in VECTOR_PRECISIONS for each in self.precisions) or len(set(self.precisions)) < len(
+            self.precisions
+        ):
+            raise ConfigError(f"precisions are different ones of {', '.join(VECTOR_PRECISIONS)}, got {self.precisions}")
+        if self.precision_weights and len(self.precision_weights) != len(self.precisions):
+            raise ConfigError(
+                f"precision_weights has one number for each of {len(self.precisions)} precisions, got "
+                f"{self.precision_weights}"
+            )
+        if any(not 0 <= weight < math.inf for weight in self.precision_weights):
+            raise ConfigError(f"precision_weights are numbers of 0 or more, got {self.precision_weights}")
+
     @property
     def form(self) -> Form | None:
         """The form that ``directions`` and ``partition`` name."""
@@ -205,14 +224,24 @@ class ContrastOptions:
         margin = self.form.mask_margin if self.mask_margin is None and self.form else self.mask_margin
         return None if margin is None else positive_cosines + margin
 
-    def widths(self, features: int) -> list[tuple[int, float]]:
-        """The widths that rows of ``features`` are cut to, with the weight of each."""
-        if any(width > features for width in self.matryoshka):
+    def widths(self, features: int) -> list[tuple[slice, float]]:
+        """The columns that rows of ``features`` are cut to (`capt.pretrain.contrast.sharded.cut`), each with a weight.
+
+        They are each width of each precision.
+        """
+        blocks = len(self.precisions) or 1
+        if features % blocks:
             raise ConfigError(
-                f"matryoshka {self.matryoshka}: rows have {features} features, which is the largest width"
+                f"precisions {self.precisions}: rows of {features} features are not {blocks} equal blocks"
             )
-        return list(zip(self.matryoshka, self.matryoshka_weights or [1.0] * len(self.matryoshka), strict=True)) or [
-            (features, 1.0)
+        whole = features // blocks
+        if any(width > whole for width in self.matryoshka):
+            raise ConfigError(f"matryoshka {self.matryoshka}: rows have {whole} features, which is the largest width")
+        cuts = list(zip(self.matryoshka, self.matryoshka_weights or [1.0] * len(self.matryoshka), strict=True))
+        return [
+            (slice(block * whole, block * whole + width), of_block * weight)
+            for block, of_block in enumerate(self.precision_weights or [1.0] * blocks)
+            for width, weight in cuts or [(whole, 1.0)]
         ]
 
     @property

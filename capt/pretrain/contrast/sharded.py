@@ -79,11 +79,15 @@ from capt.pretrain.contrast.queue import NO_ID
 
 
 class Arrived(NamedTuple):
-    """The anchors of all ranks, whole and not divided by the temperature, their ids, and those of their queries."""
+    """The anchors of all ranks, whole and not divided by the temperature, their ids, and those of their queries.
+
+    ``columns`` are those that they are cut to.
+    """
 
     anchors: Tensor
     ids: Tensor
     queries: Tensor | None
+    columns: slice
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class SoftmaxContext:
         # Sent whole by `_at_widths`, to be cut here: then the temperatures of rows follow.
         if isinstance(tau, Tensor) and tau.ndim:
             tau = self.exchange.all_gather(tau).clamp_min(torch.finfo(torch.float32).tiny)  # of padding it is 0
-        return (cut(self.arrived.anchors.to(anchors.dtype), anchors.shape[1]) / tau).to(wire)
+        return (cut(self.arrived.anchors.to(anchors.dtype), self.arrived.columns) / tau).to(wire)
 
     def least_logits(self, rows: int, temperature: Tensor | float, like: Tensor) -> Tensor:
         """A bound from below on the logits of each of ``rows`` gathered anchors, the same on all ranks."""
@@ -305,9 +309,10 @@ class Block:
         return rows.to(torch.promote_types(rows.dtype, torch.float32)) * factor, mask
 
 
-def cut(rows: Tensor, width: int) -> Tensor:
-    """Rows cut to their first ``width`` features and normalised again; whole rows as they are."""
-    return rows if width == rows.shape[1] else normalize(rows[:, :width], dim=-1)
+def cut(rows: Tensor, columns: slice) -> Tensor:
+    """Rows cut to some features and normalised again; whole rows as they are."""
+    whole = columns == slice(0, rows.shape[1])
+    return rows if whole else normalize(rows[:, columns], dim=-1)
 
 
 def as_column(temperature: Tensor | float) -> Tensor | float:

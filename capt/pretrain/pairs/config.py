@@ -458,7 +458,35 @@ class PairContrast(ContrastSection):
         description="this factor times the cosine is added to the logit of a query's own hard negatives, without "
         "gradient (5 in EmbeddingGemma)",
     )
+    precisions: tuple[Literal["float", "int8", "binary"], ...] = Field(
+        (),
+        description="the loss is the sum over these precisions of the vectors (float, int8, binary), which learn to be "
+        "quantized; with matryoshka at each width; [] = float alone",
+    )
+    precision_weights: tuple[NonNegativeFloat, ...] = Field(
+        (), description="a factor of each of precisions; [] = 1 each"
+    )
     temperature: PairTemperature = PairTemperature()
+
+    @model_validator(mode="after")
+    def _precisions_fit(self) -> PairContrast:
+        if len(set(self.precisions)) < len(self.precisions):
+            raise ValueError(f"contrast.precisions names one twice: {', '.join(self.precisions)}")
+        if self.precision_weights and len(self.precision_weights) != len(self.precisions):
+            raise ValueError(
+                f"contrast.precision_weights has {len(self.precision_weights)} numbers for {len(self.precisions)} of "
+                "contrast.precisions; give one each, or []"
+            )
+        if self.precisions and self.drift != "none":
+            raise ValueError(
+                f"contrast.drift={self.drift} moves queued rows, which are then no int8 or binary ones: set it to "
+                "none, or contrast.precisions=[]"
+            )
+        return self
+
+    def columns(self, width: int) -> int:
+        """The numbers of a row that the loss reads, of vectors of ``width``: those of every precision."""
+        return width * max(1, len(self.precisions))
 
 
 class PairValidate(ValidateSection):

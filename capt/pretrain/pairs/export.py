@@ -57,6 +57,7 @@ _KEYS = (
     ("contrast.temperature.type", "temperature schedule"),
     ("contrast.temperature.value", "temperature"),
     ("contrast.matryoshka", "widths of Matryoshka"),
+    ("contrast.precisions", "precisions of the vectors in the loss"),
     ("mlm.weight", "weight of masked language modelling"),
     ("distillation.weight", "weight of distillation"),
     ("distillation.cosine", "weight of the cosine to the teacher's vectors"),

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast.precisions import precision_rows
 from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.models.encoder import Encoder
@@ -79,6 +80,7 @@ class PairModule(nn.Module):
         self.mlm = None if job.mlm.weight == 0 else _mlm_head(encoder)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
         self.width = self.width_of(job, encoder)
+        self._precisions = job.contrast.precisions
 
     @classmethod
     def width_of(cls, job: PairJob, encoder: Encoder) -> int:
@@ -93,13 +95,20 @@ class PairModule(nn.Module):
         rows: Tensor = self.encoder(texts.tokens, texts.padded)
         return rows if self.projection is None else self.projection(rows)
 
-    def forward(self, texts: Sequence[PaddedTexts], *, step: int, masked: MaskedTexts | None = None) -> PairOutput:
-        """The rows of each list of texts, and after them the language model's sums over ``masked``."""
+    def forward(
+        self, texts: Sequence[PaddedTexts], *, step: int, masked: MaskedTexts | None = None, for_loss: bool = False
+    ) -> PairOutput:
+        """The rows of each list of texts, and after them the language model's sums over ``masked``.
+
+        ``for_loss`` asks for the rows in every precision that is trained (`precision_rows`).
+        """
         taught = None
         if self._is_taught:
             pooled = [self._pooled(each) for each in texts]
             rows = [_unit(each) for each in pooled]
             taught = [each if self.to_teacher is None else self.to_teacher(each) for each in pooled]
+        elif for_loss and self._precisions:
+            rows = [precision_rows(self._pooled(each), self._precisions) for each in texts]
         else:
             rows = [self.embed(each) for each in texts]
         sums = None

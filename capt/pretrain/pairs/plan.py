@@ -126,7 +126,7 @@ class RehearsedTask(PairTask):
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self.similarity = similarity_of(job)
-        self._width = module_of(job).width_of(job, encoder)
+        self._width = job.contrast.columns(module_of(job).width_of(job, encoder))
         self.teacher = None
         self._several = False
         self.shape = _longest(job, tokens_of, encoder.max_positions)

@@ -100,7 +100,7 @@ class PairTask(ContrastTask[PairBatch]):
         self.pools = self._pools(held_out)
         self._several = len({pairs.source.temperature for pairs in self.sources}) > 1
         self._tokenizer_folder = run_dir / "tokenizer"
-        self._width: int = module_of(self.job).width_of(self.job, self._backbone.encoder)
+        self._width: int = self.job.contrast.columns(module_of(self.job).width_of(self.job, self._backbone.encoder))
 
     def _random(self, init: Backbone) -> Backbone:
         """Fresh weights, drawn by the seed, in the place of those of ``model.init``."""
@@ -570,7 +570,7 @@ class PairTask(ContrastTask[PairBatch]):
         # all must have the same number of them.
         by_length = engine.device.type == "cpu" and self.job.engine.zero_stage < 3
         texts = batch.texts(self._backbone.encoder.pad_id, engine.device, by_length=by_length)
-        output: PairOutput = engine(texts.groups, step=step, masked=masked)
+        output: PairOutput = engine(texts.groups, step=step, masked=masked, for_loss=True)
         pointwise = output.taught is not None and (self.job.distillation.cosine or self.job.distillation.mse)
         return texts.in_order(output.rows), texts.in_order(output.taught or ()) if pointwise else None, output
 

@@ -20,6 +20,7 @@ from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.paired import paired_difference
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.config.retrieval import METRICS
+from capt.pretrain.contrast.precisions import VectorPrecision
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.data.formats import ReadOptions
 from capt.pretrain.data.tables import read_file
@@ -42,7 +43,7 @@ from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.fusion import FUSION_K, reciprocal_ranks
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.options import EncoderOptions
-from capt.pretrain.retrieval.precisions import Precision, QuantizedScoring, precisions_of, ranges_of, rescored
+from capt.pretrain.retrieval.precisions import QuantizedScoring, precisions_of, ranges_of, rescored
 from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring, by_id
 from capt.pretrain.retrieval.store import FLOATS, Vectors
 
@@ -170,7 +171,9 @@ def finished(
     return result
 
 
-def _precisions(encoder: TextEncoder, options: EncodeOptions, settings: RetrievalSettings) -> tuple[Precision, ...]:
+def _precisions(
+    encoder: TextEncoder, options: EncodeOptions, settings: RetrievalSettings
+) -> tuple[VectorPrecision, ...]:
     """Return the precisions that are measured. Raises ``ConfigError`` where the store or the model forbids one."""
     kept, is_float = options.dtype, options.dtype in FLOATS
     chosen = precisions_of(settings.precisions or (("float",) if is_float else (kept,)))
@@ -195,7 +198,7 @@ def _evaluate_set(
     collection: Collection,
     options: EncodeOptions,
     settings: RetrievalSettings,
-    precisions: Sequence[Precision],
+    precisions: Sequence[VectorPrecision],
     progress: ProgressCallback | None,
 ) -> tuple[Section, list[dict[str, Any]]]:
     # The corpus is read once for its ids, before hours of encoding.
@@ -414,9 +417,9 @@ class _QuantizedSearch:
         self._rescore, self._order = rescore, by_id(corpus.names)
         self._hashes: list[bytes] = []
         self.protocol: dict[str, str] = {}
-        """What was done, by system."""
+        """A line for each system: how its vectors are compared."""
 
-    def found(self, queries: Float[np.ndarray, "q d"], precision: Precision) -> Iterator[tuple[str, Nearest]]:
+    def found(self, queries: Float[np.ndarray, "q d"], precision: VectorPrecision) -> Iterator[tuple[str, Nearest]]:
         """Yield the name of a system and the best documents of each query: of the search, and scored again."""
         scoring, depth = self._quantized(queries.shape[1], precision), self._corpus.looked_at()
         unit = self._scoring.rows(queries)
@@ -432,7 +435,7 @@ class _QuantizedSearch:
             )
             yield name, Nearest(again.numbers[:, :depth], again.scores[:, :depth])
 
-    def _quantized(self, dim: int, precision: Precision) -> QuantizedScoring:
+    def _quantized(self, dim: int, precision: VectorPrecision) -> QuantizedScoring:
         # What a store has quantized is not normalized again: it would have other codes.
         normalize = self._scoring.normalize and self._documents.identity.dtype in FLOATS
         ranges = None

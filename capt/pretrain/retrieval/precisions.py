@@ -9,33 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8, UInt64
 
 from capt.pretrain.base.distributed import gather_objects, rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import ConfigError, did_you_mean, repeated
+from capt.pretrain.contrast.precisions import VECTOR_PRECISIONS, VectorPrecision
 from capt.pretrain.retrieval.quantize import Ranges, bits_of, signs_of
 from capt.pretrain.retrieval.search import Nearest, Scoring, TopK, keys_of, pair_scores
 from capt.pretrain.retrieval.store import Vectors
 
-Precision = Literal["float", "int8", "binary"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _HAMMING_QUERIES = 64
 """Queries that are compared with a block of documents at a time: the counts of one word stay in the cache."""
 _RESCORED = 1 << 15
 """Documents that are read at a time to be scored again."""
 
 
-def precisions_of(names: Sequence[str]) -> tuple[Precision, ...]:
+def precisions_of(names: Sequence[str]) -> tuple[VectorPrecision, ...]:
     """Precisions by their names. Raises ``ConfigError``."""
     for name in names:
-        if name not in PRECISIONS:
-            raise ConfigError(f"--precision {name}: unknown; {did_you_mean(name, PRECISIONS, 'valid:')}")
+        if name not in VECTOR_PRECISIONS:
+            raise ConfigError(f"--precision {name}: unknown; {did_you_mean(name, VECTOR_PRECISIONS, 'valid:')}")
     if twice := repeated(names):
         raise ConfigError(f"--precision names {twice} twice")
-    return tuple(each for name in names for each in PRECISIONS if each == name)
+    return tuple(each for name in names for each in VECTOR_PRECISIONS if each == name)
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class QuantizedScoring(Scoring):
         ranges: of int8.
     """
 
-    precision: Precision = "int8"
+    precision: VectorPrecision = "int8"
     dimension: int = 0
     ranges: Ranges | None = None
 
@@ -64,7 +62,7 @@ class QuantizedScoring(Scoring):
         return self.ranges.codes(vectors).astype(np.float32)
 
     def restored(self, rows: np.ndarray) -> Float[np.ndarray, "n d"]:
-        """The vectors that compared rows stand for: the middle of each step, or 1 and -1."""
+        """The vectors behind compared rows: the middle of each step, or 1 and -1."""
         if self.precision == "binary":
             return signs_of(rows, self.dimension)
         assert self.ranges is not None

@@ -387,7 +387,7 @@ def _write_all(file: IO[bytes], content: bytes) -> None:
 
 
 def require_dtype(name: str, known: Sequence[DType] = FLOATS) -> DType:
-    """One of the ``known`` types of stored numbers by its name. Raises ``ConfigError``."""
+    """Return the type of stored numbers called ``name``, one of ``known``. Raises ``ConfigError``."""
     for each in known:
         if each == name:
             return each

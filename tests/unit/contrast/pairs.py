@@ -7,7 +7,7 @@ oracle of all forms, masks, weights and widths of ``info_nce`` and shares no cod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,8 @@ class Pairs:
 
     def solve(self, temperature: float, options: dict[str, Any]) -> dict[str, Any]:
         """The loss over all ranks, its gradients by ``q``, ``d``, ``h`` and the temperature, and the masked terms."""
+        if "precisions" in options:
+            return self._solve_precisions(temperature, options)
         rows = [each.clone().requires_grad_() for each in (self.q, self.d, self.h)]
         tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
         widths = options.get("matryoshka") or (WIDTH,)
@@ -77,6 +79,37 @@ class Pairs:
             masked += terms.masked
         q, d, h, by_tau = torch.autograd.grad(loss, (*rows, tau), materialize_grads=True)
         return {"loss": loss.item(), "q": q, "d": d, "h": h, "tau": by_tau.item(), "masked": masked}
+
+    def _solve_precisions(self, temperature: float, options: dict[str, Any]) -> dict[str, Any]:
+        """The sum over the precisions of the vectors `pooled` makes, whose gradients pass straight through tanh."""
+        rest = {name: value for name, value in options.items() if not name.startswith("precision")}
+        whole: dict[str, Any] = {}
+        for name, weight in zip(options["precisions"], options["precision_weights"], strict=True):
+            hard, slope = {}, {}
+            for field_name in ("q", "d", "h", "queue"):
+                x = pooled(getattr(self, field_name))
+                rounded = torch.where(x > 0, 1.0, -1.0).double() if name == "binary" else (127 * x.tanh()).round()
+                hard[field_name] = x if name == "float" else rounded
+                slope[field_name] = {"float": 1, "int8": 127, "binary": 1}[name] * (
+                    1 if name == "float" else 1 - x.tanh() ** 2
+                )
+            lengths = {key: each.norm(dim=1, keepdim=True) for key, each in hard.items()}
+            units = {key: each / lengths[key] for key, each in hard.items()}
+            found = replace(self, **units).solve(temperature, rest)
+            for key in ("q", "d", "h"):
+                # The gradient of x / |x|: what is across the direction, over the length.
+                g = found[key]
+                g = (g - (g * units[key]).sum(1, keepdim=True) * units[key]) / lengths[key]
+                whole[key] = whole.get(key, 0) + weight * g * slope[key]
+            for key in ("loss", "tau"):
+                whole[key] = whole.get(key, 0) + weight * found[key]
+            whole["masked"] = whole.get("masked", 0) + found["masked"]
+        return whole
+
+
+def pooled(rows: Tensor) -> Tensor:
+    """Vectors of other lengths, of which int8 keeps different parts."""
+    return rows * torch.linspace(0.4, 2.5, len(rows), dtype=rows.dtype)[:, None]
 
 
 class _Loop:
