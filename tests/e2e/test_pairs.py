@@ -83,7 +83,9 @@ def test_the_card_of_a_cut_export_has_its_columns_their_scores_and_a_use_that_is
     from capt.pretrain.convert.card import About
     from capt.pretrain.convert.dispatch import convert
 
-    job = pairs_mapping(tmp_path, contrast={"matryoshka": [32, 8], "precisions": ["float", "binary"]}, schedule={"max_steps": 3})
+    job = pairs_mapping(
+        tmp_path, contrast={"matryoshka": [32, 8], "precisions": ["float", "binary"]}, schedule={"max_steps": 3}
+    )
     assert run_ranks(train_seen, 1, job)[0][0] == 0
     uses = {}
     for name, assignments in (("whole", []), ("cut", ["truncate_dim=8"])):

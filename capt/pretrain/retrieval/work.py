@@ -111,7 +111,7 @@ def _rerank(
     per_query = settings.pop("per_query")
     chosen = RerankSettings(per_query=Path(per_query) if per_query else None, **settings)
     return evaluate_reranker(
-        Path(model), [Path(each) for each in sets], _options(store), chosen, out=Path(out) if out else None,
+        Path(model), [Path(each) for each in sets], _options(store, FLOATS), chosen, out=Path(out) if out else None,
         progress=progress,
     )  # fmt: skip
 
