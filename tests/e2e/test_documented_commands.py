@@ -61,6 +61,7 @@ NOT_RUN = {
     "capt bench": "takes minutes, and is for an idle machine; tests/unit/launcher/test_bench.py",
     "capt cache prune": "removes what this machine keeps; tests/unit/launcher/test_cache.py",
     "capt convert FacebookAI": "needs the hub; tests/unit/models/test_hub.py",
+    "capt convert runs/first exported-int8": "takes most of a minute; tests/unit/convert/test_dispatch.py",
     "capt convert runs/first exported-onnx": "takes most of a minute; tests/parity/test_export_onnx.py",
     "capt doctor --hostfile": "starts ssh; tests/multihost/test_preflight.py",
     "capt doctor my_job.yaml": "starts ssh; tests/multihost/test_preflight.py",

@@ -49,6 +49,12 @@ def convert(
             help="mean, cls or head; default: the best that capt evaluate --sts has measured, else mean.",
         ),
     ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="int8", help="Of --to onnx: a second graph in int8, model_int8.onnx, with what it loses and gains."
+        ),
+    ] = None,
     option: o.OwnOptions = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
     license: Annotated[str | None, typer.Option(help="For the model card: apache-2.0, mit, ...")] = None,
@@ -80,8 +86,9 @@ def convert(
         check_push(push)
     about = About(license, tuple(language or ()), base_model, push or "PATH")
     written = write(
-        source, out, to=to, from_=from_, overwrite=overwrite, about=about, assignments=option or (), pooling=pooling
-    )
+        source, out, to=to, from_=from_, overwrite=overwrite, about=about, assignments=option or (), pooling=pooling,
+        quantize=quantize,
+    )  # fmt: skip
     typer.echo(written)
     if push is not None:
         typer.echo(upload(out, push, private=not public))

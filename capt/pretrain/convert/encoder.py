@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -11,11 +12,14 @@ from torch import Tensor
 from capt.pretrain.convert.huggingface import check_hf, write_hf
 from capt.pretrain.convert.onnx import check_onnx, require_packages, write_onnx
 from capt.pretrain.convert.output import write_export
+from capt.pretrain.convert.quantized import compare_graphs, quantize_graph
 from capt.pretrain.convert.reference import Pooling, require_pooling
 from capt.pretrain.convert.sentence_transformers import check_sentence_transformers, write_sentence_transformers
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, build_model
 from capt.tokenizer.encode import TextTokenizer
+
+logger = logging.getLogger(__name__)
 
 Form = Literal["hf", "sentence-transformers", "onnx"]
 Write = Callable[[CaptModel, TextTokenizer, Path, Pooling, int], None]
@@ -44,6 +48,7 @@ def export_encoder(
     check: bool = True,
     overwrite: bool = False,
     beside: Callable[[Path], None] | None = None,
+    int8: bool = False,
 ) -> Path:
     """Write ``out``, load it with the tool that it is for, and compare what it gives with ours; returns ``out``.
 
@@ -62,6 +67,7 @@ def export_encoder(
         check: False leaves the comparison out.
         overwrite: replace an older export.
         beside: writes further files of the model into the folder.
+        int8: of ONNX: also a graph in int8, and a line of the log about it.
 
     Raises:
         ConfigError: a package that ONNX needs is not installed.
@@ -76,12 +82,17 @@ def export_encoder(
     write, compare, agrees = _FORMS[form]
     given = pooling, max_length or config.max_positions
 
+    said: list[str] = []
+
     def write_all(folder: Path) -> None:
         write(model, tokenizer, folder, *given)
         if beside is not None:
             beside(folder)
+        if int8:
+            quantize_graph(folder)
+            said.append(compare_graphs(folder, tokenizer, config.pad_id))
 
-    return write_export(
+    written = write_export(
         out,
         write=write_all,
         check=(lambda folder: compare(model, tokenizer, folder, *given)) if check else None,
@@ -89,3 +100,6 @@ def export_encoder(
         agrees=agrees,
         overwrite=overwrite,
     )
+    for line in said:
+        logger.info("%s", line)
+    return written

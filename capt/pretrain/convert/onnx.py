@@ -105,11 +105,11 @@ def write_graph(
         program.save(folder / GRAPH)
 
 
-def open_graph(folder: Path) -> Any:
-    """Open the graph in a folder with onnxruntime, on the CPU."""
+def open_graph(folder: Path, name: str = GRAPH) -> Any:
+    """Open a graph in a folder with onnxruntime, on the CPU."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
 
 
 def require_packages() -> None:

@@ -37,6 +37,18 @@ TEXTS = (
 LONG_TEXT = "It is a truth universally acknowledged, that a text may be longer than a position table. " * 400
 
 
+_NOUNS = [
+    "river", "house", "teacher", "engine", "garden", "market", "letter", "winter", "painting", "harbour", "song",
+    "bridge",
+]  # fmt: skip
+_VERBS = ["opens", "follows", "repairs", "describes", "remembers", "crosses", "measures", "paints"]
+SPREAD = tuple(
+    f"The {_NOUNS[i % 12]} {_VERBS[i * 5 % 8]} a {_NOUNS[(i * 7 + 3) % 12]}{' near the old mill' * (i % 3)}."
+    for i in range(40)
+)
+"""Short texts that differ, by which the spread of vectors is measured."""
+
+
 def probe_batches(config: EncoderConfig, tokenizer: TextTokenizer) -> Iterator[Int[Tensor, "n L"]]:
     """Batches of token ids: one text, all ``TEXTS`` with padding, a random sequence as long as the position table."""
     yield tokenize(TEXTS[:1], tokenizer, config.max_positions)

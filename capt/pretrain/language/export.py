@@ -183,6 +183,7 @@ def command(
     *,
     to: str,
     pooling: str | None = None,
+    quantize: str | None = None,
     overwrite: bool = False,
     about: About | None = None,
 ) -> Path:
@@ -194,6 +195,7 @@ def command(
         to: ``hf`` (a masked-language model of transformers), ``sentence-transformers`` or ``onnx``.
         pooling: ``mean``, ``cls`` or ``head`` (the aggregation head), of sentence-transformers and ONNX; None: the best
             at sentence similarity, as ``capt evaluate`` has measured this checkpoint, or else ``mean``.
+        quantize: ``int8``: of ONNX, a second graph whose matrix products are in int8; what it loses is logged.
         overwrite: replace ``out`` if it is an older export.
         about: for the model card.
 
@@ -204,6 +206,10 @@ def command(
         raise ConfigError(f"--pooling {pooling!r} is unknown; {did_you_mean(pooling, POOLINGS, 'valid:')}")
     if pooling is not None and to == "hf":
         raise ConfigError(f"--pooling {pooling} has no meaning with --to hf")
+    if quantize not in (None, "int8"):
+        raise ConfigError(f"--quantize {quantize!r} is unknown; valid: int8")
+    if quantize is not None and to != "onnx":
+        raise ConfigError(f"--quantize {quantize} has no meaning with --to {to}: it is of --to onnx")
     if to == "onnx":
         require_packages()
     trained = load_model(checkpoint)
@@ -222,7 +228,7 @@ def command(
         _card(trained, form, chosen, reason, evaluations, about), pooling=chosen,
         # Position rows beyond the windows of training are random still, but for a model that came with more.
         max_length=config.max_positions if job.model.init else job.data.sequence_length, overwrite=overwrite,
-        beside=beside,
+        beside=beside, int8=quantize is not None,
     )  # fmt: skip
     logger.info("%s written from %s", out, trained.checkpoint)
     return out

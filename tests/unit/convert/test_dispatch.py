@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,6 +16,7 @@ from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.convert.encoder import export_encoder
+from capt.pretrain.convert.quantized import VectorSpread, least_rank
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.export import chosen_pooling
 from capt.pretrain.language.load import load_model
@@ -54,6 +57,30 @@ def test_every_form(run, tmp_path, to, inside):
     for expected in ("# first run", "| layers | 3 |", "| validation/loss/mlm | 1.5 |", "no training step"):
         assert expected in card
     assert [p.name for p in out.parent.iterdir()] == ["ex port"]
+
+
+def test_a_graph_in_int8_is_measured(run, tmp_path, caplog):
+    import onnxruntime
+
+    with caplog.at_level("INFO"):
+        convert(run, tmp_path / "int8", to="onnx", quantize="int8")
+    (line,) = [each for each in caplog.messages if each.startswith("int8: ")]
+    mean, least = (float(each) for each in re.findall(r"\d\.\d{4}", line)[:2])
+    given = {"input_ids": np.full((2, 5), 7), "attention_mask": np.ones((2, 5), dtype=np.int64)}
+    rows = [
+        onnxruntime.InferenceSession(tmp_path / "int8" / name).run(["sentence_embedding"], given)[0]
+        for name in ("model.onnx", "model_int8.onnx")
+    ]
+    assert 0.9 < least <= mean < 1
+    assert 0 < np.abs(rows[0] - rows[1]).max() < 0.2
+    refused("--quantize 'int4' is unknown; valid: int8", run, tmp_path / "b", to="onnx", quantize="int4")
+    refused("--quantize int8 has no meaning with --to hf", run, tmp_path / "b", to="hf", quantize="int8")
+
+
+def test_vectors_in_few_directions_have_a_small_effective_rank():
+    rows = np.random.default_rng(0).standard_normal((40, 2)) @ np.random.default_rng(1).standard_normal((2, 16))
+    assert VectorSpread.of(rows).rank < least_rank(16)
+    assert VectorSpread.of(np.random.default_rng(0).standard_normal((40, 16))).rank > least_rank(16)
 
 
 @pytest.mark.parametrize(
