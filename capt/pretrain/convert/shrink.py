@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -239,6 +240,10 @@ def _described(config: Mapping[str, Any], kept: Sequence[int] | None) -> dict[st
 # ---- vocabulary
 
 
+_LONGEST_WORD = 64
+"""Letters of the first word of a text that are read behind a prompt."""
+
+
 def _shrunk(
     config: Mapping[str, Any], tokenizer: TextTokenizer, texts: _Texts | None, number: int | None, prompts: list[str]
 ) -> ShrunkTokenizer | None:
@@ -248,8 +253,20 @@ def _shrunk(
     if not counts:
         raise DataError("--vocabulary-of: there is no text whose pieces could be counted")
     first = tokenizer.special.pad + 1 if config["model_type"] in _FROM_PADDING else 0
+    for prompt in prompts:
+        counts += _behind(tokenizer, prompt, texts)
     # A prompt comes before every text, and is none of the texts.
     return shrink_tokenizer(tokenizer, counts, number, {*range(first), *count_pieces(tokenizer, prompts)})
+
+
+def _behind(tokenizer: TextTokenizer, prompt: str, texts: _Texts) -> Counter[int]:
+    """The pieces of the first word of each text behind a prompt, where a space may be part of it."""
+    if not prompt:
+        return Counter()
+    first = [words[0][:_LONGEST_WORD] for text in texts() if (words := text.split(maxsplit=1))]
+    found = count_pieces(tokenizer, (prompt + word for word in first))
+    found.subtract({i: count * len(first) for i, count in count_pieces(tokenizer, [prompt]).items()})
+    return +found
 
 
 def _prompts(folder: Path) -> list[str]:
