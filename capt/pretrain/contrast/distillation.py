@@ -81,8 +81,8 @@ def distillation_loss(
     teacher = torch.cat([positive_scores, negative_scores]).to(dtype) / teacher_temperature
     log_p = _log_softmax(teacher, owners, len(anchors))
     total = anchors.new_zeros((), dtype=dtype)
-    for width, weight in options.widths(anchors.shape[1]):
-        q, d, h = (cut(rows.to(dtype), width) for rows in (anchors, positives, negatives))
+    for columns, weight in options.widths(anchors.shape[1]):
+        q, d, h = (cut(rows.to(dtype), columns) for rows in (anchors, positives, negatives))
         cosines = torch.cat([(q * d).sum(1), (q[negative_owners] * h).sum(1)])
         tau = temperature[owners] if isinstance(temperature, Tensor) and temperature.ndim else temperature
         log_r = _log_softmax(cosines / tau, owners, len(anchors))

@@ -65,8 +65,8 @@ def cosent_loss(
     lower = torch.searchsorted(labels, labels)  # pairs of lower scores, which come first
     world = distributed.world_size(group)
     total = first.new_zeros((), dtype=torch.float64)
-    for width, weight in options.widths(first.shape[1]):
-        own = (cut(first.double(), width) * cut(second.double(), width)).sum(1)
+    for columns, weight in options.widths(first.shape[1]):
+        own = (cut(first.double(), columns) * cut(second.double(), columns)).sum(1)
         own = world * own - (world - 1) * own.detach()  # every rank has the whole loss, and the part of its own rows
         # The collective carries no gradient: this rank's own cosines, which have a graph, replace their copies.
         cosines = exchange.all_gather(own.detach()).clone()
@@ -109,8 +109,8 @@ def cosine_regression_loss(
         scale /= max(1, sum(exchange.counts))
     dtype = torch.promote_types(first.dtype, torch.float32)
     total = first.new_zeros((), dtype=dtype)
-    for width, weight in options.widths(first.shape[1]):
-        cosines = (cut(first.to(dtype), width) * cut(second.to(dtype), width)).sum(1)
+    for columns, weight in options.widths(first.shape[1]):
+        cosines = (cut(first.to(dtype), columns) * cut(second.to(dtype), columns)).sum(1)
         total = total + weight * (cosines - scores.to(dtype)).square().sum()
     return total * scale
 

@@ -66,8 +66,8 @@ def cosine_distance_loss(
     _check(rows, teacher, same_width=True)
     dtype = torch.promote_types(rows.dtype, torch.float32)
     total = rows.new_zeros((), dtype=dtype)
-    for width, weight in options.widths(rows.shape[1]):
-        cosines = cosine_similarity(rows[:, :width].to(dtype), teacher[:, :width].to(dtype), dim=1, eps=1e-12)
+    for columns, weight in options.widths(rows.shape[1]):
+        cosines = cosine_similarity(rows[:, columns].to(dtype), teacher[:, columns].to(dtype), dim=1, eps=1e-12)
         total = total + weight * (1 - cosines).sum()
     return total * _scale(rows, group, options)
 
@@ -88,9 +88,9 @@ def squared_distance_loss(
     _check(rows, teacher, same_width=True)
     dtype = torch.promote_types(rows.dtype, torch.float32)
     total = rows.new_zeros((), dtype=dtype)
-    for width, weight in options.widths(rows.shape[1]):
-        difference = rows[:, :width].to(dtype) - teacher[:, :width].to(dtype)
-        total = total + weight / width * difference.square().sum()
+    for columns, weight in options.widths(rows.shape[1]):
+        difference = rows[:, columns].to(dtype) - teacher[:, columns].to(dtype)
+        total = total + weight / difference.shape[1] * difference.square().sum()
     return total * _scale(rows, group, options)
 
 
@@ -128,8 +128,8 @@ def listwise_loss(
     own = normalize(teacher.to(dtype), dim=1)
     sides = (own, exchange.all_gather(own))
     total = rows.new_zeros((), dtype=dtype)
-    for width, weight in options.widths(rows.shape[1]):
-        unit = cut(normalize(rows.to(dtype), dim=1), width)
+    for columns, weight in options.widths(rows.shape[1]):
+        unit = cut(normalize(rows.to(dtype), dim=1), columns)
         total = total + weight * _Listwise.apply(unit, *sides, exchange, temperature, above)
     scale = 1.0 if options.grad_reduction == "mean" else 1.0 / distributed.world_size(group)
     if options.reduction == "mean":

@@ -569,6 +569,11 @@ class PairJob(Job):
         each: list[PairOptions] = [source.completed(self.data) for source in sources]
         if self.distillation.vectors is None and any(one.loss == NO_LOSS for one in each or [self.data]):
             raise ValueError("data.loss=none leaves rows to a teacher's vectors: set distillation.vectors")
+        if self.distillation.vectors is not None and self.contrast.precisions:
+            raise ValueError(
+                "contrast.precisions does not go with distillation.vectors, whose losses are of vectors in float: "
+                "leave one of the two out"
+            )
         if self.distillation.vectors is not None and any(find_view(one.view).draw for one in each or [self.data]):
             raise ValueError(
                 "distillation.vectors: a teacher's vector is of a whole text, and data.view draws spans: leave it out"

@@ -128,9 +128,7 @@ def evaluate(
     # Wrong arguments have been refused by now: what follows may take hours.
     sections, lines = [], []
     for collection in collections:
-        section, figures = _evaluate_set(
-            encoder, other or encoder, collection, options, settings, precisions, progress
-        )
+        section, figures = _evaluate_set(encoder, other or encoder, collection, options, settings, precisions, progress)
         sections.append(section)
         lines += figures
     return finished(model, sections, lines, settings.per_query, out)
