@@ -304,3 +304,16 @@ def test_a_student_of_another_width_learns_and_is_exported(tmp_path: Path, proje
         assert "trained on other teacher's vectors than this job reads" in said
         assert isinstance(said, str)
         assert said.startswith(CheckpointError.__name__)
+
+
+def test_a_random_start_is_said_and_decided_by_the_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mapping = _mapping(tmp_path)
+    starts = []
+    for model, seed in (({}, 1), ({"random": True}, 1), ({"random": True}, 1), ({"random": True}, 2)):
+        given = {**mapping, "model": {**mapping["model"], **model}, "run": {**mapping["run"], "seed": seed}}
+        starts.append(torch.cat([each.flatten() for each in _task(given).build_module().parameters()]).detach())
+    loaded, *drawn = starts
+    assert not torch.equal(loaded, drawn[0])
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert "0.77 to the teacher and 0.09 nDCG@10" in caplog.text
