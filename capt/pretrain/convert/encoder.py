@@ -90,7 +90,7 @@ def export_encoder(
             beside(folder)
         if int8:
             quantize_graph(folder)
-            said.append(compare_graphs(folder, tokenizer, config.pad_id))
+            said.append(compare_graphs(folder, tokenizer, config.pad_id, given[1]))
 
     written = write_export(
         out,

@@ -82,13 +82,13 @@ def quantize_graph(folder: Path) -> None:
         root.setLevel(level)
 
 
-def compare_graphs(folder: Path, tokenizer: TextTokenizer, pad: int) -> str:
+def compare_graphs(folder: Path, tokenizer: TextTokenizer, pad: int, max_length: int) -> str:
     """Say what the vectors of the graph in int8 have lost, how fast both are, and whether the vectors have collapsed.
 
     Measured on the texts of `SPREAD` and `TEXTS`, in one process on the cores it has.
     """
     texts = [*SPREAD, *TEXTS]
-    ids = tokenizer.encode_framed(texts, 64)
+    ids = tokenizer.encode_framed(texts, max_length)
     tokens = np.full((len(ids), max(map(len, ids))), pad, dtype=np.int64)
     for row, each in zip(tokens, ids, strict=True):
         row[: len(each)] = each

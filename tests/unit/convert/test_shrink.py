@@ -191,12 +191,14 @@ def test_a_folder_of_sentence_transformers_keeps_its_modules(tmp_path: Path, fam
         for i, path in enumerate(("0_Transformer", "1_Pooling"))
     ]
     (tmp_path / "whole" / "1_Pooling").mkdir()
+    limit = {"max_seq_length": 60, "do_lower_case": False}
+    (tmp_path / "whole" / "0_Transformer" / "sentence_bert_config.json").write_text(json.dumps(limit))
     pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     for name, content in (("modules.json", modules), ("1_Pooling/config.json", pooling)):
         (tmp_path / "whole" / name).write_text(json.dumps(content))
     mine, others = [" ".join(text.split()[:2]) for text in _texts(1, 40)], _texts(2, 20)
     # Words of a prompt that no text has.
-    prompt = " ".join(others[:3]) + ": "
+    prompt = " ".join(" ".join(others).split()[:8]) + ": "
     settings = {"prompts": {"query": prompt, "document": ""}, "default_prompt_name": None}
     (tmp_path / "whole" / "config_sentence_transformers.json").write_text(json.dumps(settings))
     shrink_model(tmp_path / "whole", tmp_path / "small", texts=lambda: mine)
