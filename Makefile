@@ -12,13 +12,14 @@ FUZZ   ?= 10000
 QUERIES ?= $(if $(FILES)$(findstring data.,$(ARGS)),"she opened the door and went out" "how much does it cost" \
 	"it is the law of the land","return the maximum value" "open a file for reading" "raise an error if the input is wrong")
 # Of make quickstart-retrieval: its folder, a BEIR folder (without one, the text of CAPT_DATA, else docstrings of the installed
-# packages), keys of training on text and of both rounds on pairs, and rules of the negatives.
+# packages), keys of training on text, of both rounds on pairs and of the reranker, and rules of the negatives.
 RETRIEVAL ?= runs/quickstart-retrieval
 BEIR   ?= $(firstword $(patsubst %/corpus.jsonl,%,$(wildcard $(CAPT_DATA)/retrieval/*/corpus.jsonl)))
 READING ?= schedule.max_steps=200
 FIRST  ?= schedule.max_steps=150
 SECOND ?= schedule.max_steps=80
 MINING ?= --number 2 --last 30 --relative-margin 0.05
+RERANKING ?= schedule.epochs=2
 # Of make quickstart-distil: its folder, the teacher (without one, the model of make quickstart), the number of
 # texts, the layers of the student, and keys of training.
 DISTIL ?= runs/quickstart-distil
@@ -73,7 +74,7 @@ help:
 	@echo "make quickstart  a search over Python's library: train on 2 processes, resume, measure beside BM25, export, ask, report"
 	@echo "make quickstart-text  the same for text alone: docstrings, or the text of CAPT_DATA"
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
-	@echo "make quickstart-retrieval  documents and no pairs: BM25, random weights, text, pairs, text then pairs, mined negatives"
+	@echo "make quickstart-retrieval  documents and no pairs: BM25, random weights, text, pairs, mined negatives, a reranker and back"
 	@echo "make quickstart-distil  a small model learns a large one's vectors of the packages' docstrings (TEACHER=, or make quickstart's)"
 	@echo "make test        what runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-core   the same of the core: without pictures, latent variables and words"
@@ -193,31 +194,41 @@ SEARCH := --nproc 2 data.query_length=24 data.sequence_length=96 batch.global=12
 	schedule.warmup_steps=20 validate.every=50 validate.retrieval.folders=[$(RETRIEVAL)/data/beir]
 MEASURE := --retrieval $(RETRIEVAL)/data/beir --bm25 --dims 64,32,16 --store $(RETRIEVAL)/vectors
 
+# The circle: text, pairs, mined negatives, a reranker of them, its scores back into the encoder; a figure after each step.
 quickstart-retrieval: install
 	rm -rf $(RETRIEVAL)
 	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_data; \
 	    print(write_data(Path('$(RETRIEVAL)/data'), $(if $(BEIR),Path('$(BEIR)'),None), [Path(each) for each in '$(FILES)'.split()]))"
 	$(BIN)/capt pretrain mlm_tiny run.dir=$(RETRIEVAL)/random data.files=$(RETRIEVAL)/data/text.txt schedule.max_steps=1 \
 	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8 $(ARGS)
+	$(BIN)/capt evaluate $(RETRIEVAL)/random $(MEASURE) --per-query $(RETRIEVAL)/random.jsonl
 	$(BIN)/capt pretrain capt_text --nproc 2 run.dir=$(RETRIEVAL)/text data.files=$(RETRIEVAL)/data/text.txt \
 	    validate.retrieval.folders=[$(RETRIEVAL)/data/beir] $(READING) $(ARGS)
+	$(BIN)/capt evaluate $(RETRIEVAL)/text $(MEASURE) --per-query $(RETRIEVAL)/text.jsonl
 	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/pairs model.init=$(RETRIEVAL)/random \
 	    data.files=$(RETRIEVAL)/data/pairs.jsonl $(SEARCH) $(FIRST) $(ARGS)
+	$(BIN)/capt evaluate $(RETRIEVAL)/pairs $(MEASURE) --per-query $(RETRIEVAL)/pairs.jsonl
 	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/text-then-pairs model.init=$(RETRIEVAL)/text \
 	    data.files=$(RETRIEVAL)/data/pairs.jsonl $(SEARCH) $(FIRST) $(ARGS)
+	$(BIN)/capt evaluate $(RETRIEVAL)/text-then-pairs $(MEASURE) --per-query $(RETRIEVAL)/text-then-pairs.jsonl
 	$(BIN)/capt mine --pairs $(RETRIEVAL)/data/pairs.jsonl --model $(RETRIEVAL)/text-then-pairs \
 	    $(MINING) --store $(RETRIEVAL)/vectors --out $(RETRIEVAL)/negatives
 	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/mined model.init=$(RETRIEVAL)/text-then-pairs \
 	    data.files=$(RETRIEVAL)/negatives/pairs.jsonl data.negatives=2 $(SEARCH) $(SECOND) $(ARGS)
-	$(BIN)/capt evaluate $(RETRIEVAL)/random $(MEASURE) --per-query $(RETRIEVAL)/random.jsonl
-	$(BIN)/capt evaluate $(RETRIEVAL)/text $(MEASURE) --per-query $(RETRIEVAL)/text.jsonl
-	$(BIN)/capt evaluate $(RETRIEVAL)/pairs $(MEASURE) --per-query $(RETRIEVAL)/pairs.jsonl
-	$(BIN)/capt evaluate $(RETRIEVAL)/text-then-pairs $(MEASURE) --per-query $(RETRIEVAL)/text-then-pairs.jsonl
 	$(BIN)/capt evaluate $(RETRIEVAL)/mined $(MEASURE) --per-query $(RETRIEVAL)/mined.jsonl
-	$(BIN)/capt report $(addprefix $(RETRIEVAL)/,random text pairs text-then-pairs mined) --out $(RETRIEVAL)/report
+	$(BIN)/capt finetune rerank --nproc 2 run.dir=$(RETRIEVAL)/reranker model.init=$(RETRIEVAL)/text-then-pairs \
+	    data.train=$(RETRIEVAL)/negatives/pairs.jsonl data.negatives=2 data.sequence_length=128 optimizer.lr=5.0e-4 $(RERANKING) $(ARGS)
+	$(BIN)/capt evaluate $(RETRIEVAL)/reranker --rerank $(RETRIEVAL)/data/beir --store $(RETRIEVAL)/vectors \
+	    --per-query $(RETRIEVAL)/reranked.jsonl
+	$(BIN)/capt mine --pairs $(RETRIEVAL)/data/pairs.jsonl --model $(RETRIEVAL)/text-then-pairs --cross-encoder $(RETRIEVAL)/reranker \
+	    $(MINING) --store $(RETRIEVAL)/vectors --out $(RETRIEVAL)/scored
+	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/distilled model.init=$(RETRIEVAL)/text-then-pairs \
+	    data.files=$(RETRIEVAL)/scored/pairs.jsonl data.negatives=2 distillation.weight=1 $(SEARCH) $(SECOND) $(ARGS)
+	$(BIN)/capt evaluate $(RETRIEVAL)/distilled $(MEASURE) --per-query $(RETRIEVAL)/distilled.jsonl
+	$(BIN)/capt report $(addprefix $(RETRIEVAL)/,random text pairs text-then-pairs mined reranker distilled) --out $(RETRIEVAL)/report
 	@echo "report: $(RETRIEVAL)/report/report.html   mined negatives: $(RETRIEVAL)/negatives/audit.html"
 	$(BIN)/capt compare $(RETRIEVAL)/pairs.jsonl $(addprefix $(RETRIEVAL)/,random.jsonl text.jsonl text-then-pairs.jsonl mined.jsonl \
-	    pairs.jsonl:bm25)
+	    reranked.jsonl distilled.jsonl pairs.jsonl:bm25)
 
 # A small model learns a large one's vectors of the docstrings and signatures of the installed packages, without any label.
 quickstart-distil: install

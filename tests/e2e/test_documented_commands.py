@@ -77,6 +77,11 @@ NOT_RUN = {
     "capt evaluate exported-st --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate runs/first --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate runs/pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
+    "capt finetune rerank data.train=mined": "needs a sentence encoder; tests/e2e/test_quickstart_retrieval.py",
+    "capt pretrain capt_pairs model.init=runs/pairs data.files=scored": (
+        "needs a reranker; tests/e2e/test_quickstart_retrieval.py"
+    ),
+    "capt evaluate runs/distilled": "needs a BEIR folder; tests/e2e/test_quickstart_retrieval.py",
     "capt evaluate RERANKER --rerank": "needs a BEIR folder and a reranker; tests/unit/retrieval/test_rerankers.py",
     "capt neighbors exported-st what is asked": "needs a reranker; tests/unit/retrieval/test_rerankers.py",
     "capt evaluate other-model --retrieval": "needs another model; tests/unit/retrieval",

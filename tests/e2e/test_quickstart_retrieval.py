@@ -7,6 +7,7 @@ import os
 import random
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ import pytest
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval.own_structure import write_data, write_docstring_data, write_library_search
+from tests.documented import commands
 from tests.finetune import sentence
 from tests.language import write_corpus
 from tests.support import run_capt
-from tests.unit.retrieval.toy import write_beir
+from tests.unit.retrieval.toy import write_beir, write_sentence_folder
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -30,6 +32,7 @@ SIZES = {
     "READING": "schedule.max_steps=2 schedule.warmup_steps=1 batch.global=16 batch.micro=8 validate.samples=8",
     "FIRST": "schedule.max_steps=4 schedule.warmup_steps=1 batch.global=16 batch.micro=8 validate.every=2",
     "SECOND": "schedule.max_steps=2 schedule.warmup_steps=1 batch.global=16 batch.micro=8 validate.every=2",
+    "RERANKING": "schedule.epochs=null schedule.max_steps=2 batch.global=8",
     "MINING": "--number 2 --short keep",  # no margin: this model has learnt nothing yet
     "ARGS": "run.threads=1 run.log_every=1 run.tensorboard=false",
 }
@@ -71,18 +74,58 @@ def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{arguments}\n{done.stderr[-3000:]}"
     page = (folder / "report" / "report.md").read_text()
     table = page.split("## Retrieval")[1]
-    systems = {"random": 1, "text": 2, "pairs": 4, "text-then-pairs": 4, "mined": 2}
+    systems = {"random": 1, "text": 2, "pairs": 4, "text-then-pairs": 4, "mined": 2, "distilled": 2}
     for system in (*(f"{name}, step-{step:08}" for name, step in systems.items()), "bm25"):
         assert f"| {system} |" in table
     # The last command: a line for each, with the interval of its difference from pairs alone.
     figures = [line.split() for line in done.stdout.splitlines()[2:]]
-    assert [line[0] for line in figures] == ["pairs", "random", "text", "text-then-pairs", "mined", "bm25"]
+    assert [line[0] for line in figures] == [
+        *("pairs", "random", "text", "text-then-pairs", "mined", "reranked", "distilled", "bm25")
+    ]
     assert all(line[4] == "to" or line[3] == "none" for line in figures[1:])
+    scored = [json.loads(line) for line in (folder / "scored" / "pairs.jsonl").read_text().splitlines()]
+    assert all(len(row["pos_scores"]) == 1 and len(row["neg_scores"]) == len(row["neg"]) for row in scored)
+    assert any(
+        "loss/distillation" in line for line in (folder / "distilled" / "metrics.jsonl").read_text().splitlines()
+    )
     for picture in ("retrieval-beir.png", "scores-beir.png"):
         assert (folder / "report" / picture).stat().st_size > 5000
     said = json.loads((folder / "mined" / "metrics.jsonl").read_text().splitlines()[0])
     assert said["split"] == "validation"
     assert said["ndcg@10"] > 0
+
+
+def test_three_commands_from_documents_and_pairs_to_a_search_with_a_reranker(tmp_path: Path) -> None:
+    """Those of the page, with a small encoder in the place of MiniLM; the answers have the scores of the export."""
+    from sentence_transformers import CrossEncoder
+
+    encoder, generator = write_sentence_folder(tmp_path / "encoder"), random.Random(5)
+    texts = [f"{sentence(generator, 9)} number {i}" for i in range(30)]
+    (tmp_path / "documents").mkdir()
+    for i, text in enumerate(texts):
+        (tmp_path / "documents" / f"{i}.txt").write_text(f"{text}\n")
+    rows = [json.dumps({"query": " ".join(text.split()[:3]), "pos": [text]}) for text in texts]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows) + "\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def run(words: Sequence[str]) -> str:
+        done = run_capt(*words, cwd=tmp_path, env=env)
+        assert done.returncode == 0, f"{words}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    page = ROOT / "docs/guide/rerankers.md"
+    mine, train, build, ask, *_ = (words[1:] for words in commands(page))
+    assert [mine[0], train[:2], build[:2], ask[:1]] == ["mine", ["finetune", "rerank"], ["search", "build"], ["search"]]
+    small = ["schedule.max_steps=2", "batch.global=8", "run.threads=1", "run.tensorboard=false"]
+    for words in (mine, [*train, *small], build):
+        run([word.replace("sentence-transformers/all-MiniLM-L6-v2", str(encoder)) for word in words])
+    hits = json.loads(run([*ask, "--json", "--top", "5"]))["hits"]
+    run(["convert", "runs/reranker", "exported", "--to", "hf"])
+    theirs = CrossEncoder(str(tmp_path / "exported"), device="cpu").predict(
+        [("what is asked", hit["passage"]) for hit in hits]
+    )
+    assert [hit["score"] for hit in hits] == pytest.approx(theirs.tolist(), abs=1e-5)
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
 
 
 def test_docstrings_stand_in_for_a_corpus(tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ def train_reranker(study: Study, encoder: str, loss: str, seed: int) -> Path:
         folder, "finetune", "rerank", "run.threads=1", "run.tensorboard=false", f"run.seed={seed}",
         f"model.init={study.start(encoder, seed)}", f"data.train={mine(study, encoder, seed, teacher)}",
         f"data.negatives={NEGATIVES}", f"data.sequence_length={LENGTH}", "data.validation_fraction=0",
-        f"batch.global={size.queries}", f"schedule.max_steps={size.steps}", f"optimizer.lr={size.lr}",
-        f"loss.type={loss}", "checkpoint.best=null",
+        f"batch.global={size.queries}", "schedule.epochs=null",
+        f"schedule.max_steps={size.steps}", f"optimizer.lr={size.lr}", f"loss.type={loss}", "checkpoint.best=null",
     )  # fmt: skip
     return folder
 
