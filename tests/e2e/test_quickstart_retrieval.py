@@ -96,7 +96,7 @@ def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
 
 
 def test_three_commands_from_documents_and_pairs_to_a_search_with_a_reranker(tmp_path: Path) -> None:
-    """Those of the page, with a small encoder in the place of MiniLM; the answers have the scores of the export."""
+    """The page's commands with a small encoder for MiniLM; the answers have the scores of the export."""
     from sentence_transformers import CrossEncoder
 
     encoder, generator = write_sentence_folder(tmp_path / "encoder"), random.Random(5)
