@@ -57,23 +57,17 @@ def _all(folder: Path) -> dict[str, Any]:
         "loop": ["--steps", "60"],
     }
     found = {name: _main(name)(arguments) for name, arguments in given.items()}
-    _run_guide(encoder, beir, found)
+    _run_guide(found)
     for name in ("pairs", "text"):
         found[name] = sorted(path.name for path in found[name].iterdir())
     found["compare"] = [list(_names(figures)) for figures in found["compare"]]
     return found
 
 
-def _run_guide(encoder: str, beir: Path, found: dict[str, Any]) -> None:
-    """Run the blocks of the guide's page, one after the other, with what the examples have left."""
-    Path("beir-folders").mkdir()
-    places = {"exported-st": found["pairs"], "runs/mine": "runs/labels-example", "runs/first": encoder}
-    for name, target in {**places, "beir-folders/nfcorpus": beir}.items():
-        Path(name).symlink_to(Path(target).resolve())
-    bodies = list(blocks(ROOT / "docs/guide/python.md", "python"))
-    assert len(bodies) == 3
-    for body in bodies:
-        exec(body.replace("beir/nfcorpus", "beir-folders/nfcorpus"), {})
+def _run_guide(found: dict[str, Any]) -> None:
+    """Run the first block of the guide's page on the model that the example of pairs has left."""
+    Path("exported-st").symlink_to(found["pairs"].resolve())
+    exec(next(blocks(ROOT / "docs/guide/python.md", "python")), {})
 
 
 def _names(value: Any) -> set[str]:
