@@ -38,7 +38,7 @@ from tests.support import run_ranks, train_job
 from tests.unit.retrieval.toy import write_beir
 
 WIDTH = 12
-"""Of the teacher; the encoder has another."""
+"""Dimensions of the teacher, which are not those of the encoder."""
 
 
 def _texts(folder: Path, count: int = 60) -> Path:
