@@ -74,7 +74,8 @@ def _packages() -> Iterator[Check]:
         try:
             installed = version(name)
         except PackageNotFoundError:
-            level: Level = {"models": "fail", "train": "warn"}.get(extra, "note")  # a search needs no trainer
+            levels: dict[str, Level] = {"models": "fail", "train": "warn"}  # a search needs no trainer
+            level = levels.get(extra, "note")
             yield Check(name, level, "not installed", how_to_install(extra))
             continue
         if name in ranges and not ranges[name].contains(installed, prereleases=True):

@@ -296,7 +296,8 @@ def _known(rows: SourceRows, owners: Numbers) -> Bool[np.ndarray, " k"]:
     pairs = np.stack([of_pairs, known.documents], 1).astype(np.int64)
     asked = np.stack([queries, documents], 1).astype(np.int64)
     as_one = np.dtype([("query", np.int64), ("document", np.int64)])
-    found: np.ndarray = np.isin(*(np.ascontiguousarray(each).view(as_one)[:, 0] for each in (asked, pairs)))
+    left, right = (np.ascontiguousarray(each).view(as_one)[:, 0] for each in (asked, pairs))
+    found: np.ndarray = np.isin(left, right)
     return found
 
 

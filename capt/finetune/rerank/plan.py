@@ -30,7 +30,7 @@ class RehearsedReranker(RehearsedTask):
 
     def __init__(self, job: RerankJob, hf_config: dict[str, Any]) -> None:
         super().__init__(job, hf_config)
-        self.objective = RerankObjective(job)  # type: ignore[assignment]
+        self.objective = RerankObjective(job)
         self._pairs = job.data.positives + job.data.negatives
         self.train = SimpleNamespace(lengths=np.full(1, self._pairs * self.length), candidates=self._pairs)
 

@@ -33,7 +33,8 @@ class RerankTraining(TextFineTuning):
     """The loss of each query's candidates, its mean over the queries of a step, and the order of held-out ones."""
 
     job: RerankJob
-    train: Groups
+    train: Groups  # type: ignore[assignment]  # read by queries, whose candidates are drawn, and not by rows
+    objective: RerankObjective
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, RerankJob)
@@ -41,7 +42,7 @@ class RerankTraining(TextFineTuning):
         super().__init__(job, run_dir, {}, validation_name="validation")
         self._identity = {**self._identity, "rows": Identity(self._digest, "data.*")}
 
-    def read_rows(
+    def read_rows(  # type: ignore[override]
         self, job: RerankJob, tokenizer: TextTokenizer, length: int, types: bool
     ) -> tuple[Groups, dict[str, CandidateRows]]:
         """The queries that are trained on, and every candidate of the held-out ones."""

@@ -37,21 +37,22 @@ _TELL = 10.0
 """Seconds between two lines of the log."""
 
 Item = TypeVar("Item", str, Pair)
+RowItem = TypeVar("RowItem", str, Pair, contravariant=True)
 
 
 @runtime_checkable
-class RowEncoder(Protocol[Item]):
+class RowEncoder(Protocol[RowItem]):
     """A model that makes a row of numbers of a text (`TextEncoder`), or of a pair of texts (`PairScorer`)."""
 
     def identity(self, role: Role, dtype: DType = "fp32") -> VectorIdentity:
         """Everything beside the text that decides its row."""
         ...
 
-    def lengths(self, texts: Sequence[Item], role: Role) -> list[int]:
+    def lengths(self, texts: Sequence[RowItem], role: Role) -> list[int]:
         """The number of tokens of each."""
         ...
 
-    def encode(self, texts: Sequence[Item], role: Role) -> Float[np.ndarray, "n d"]:
+    def encode(self, texts: Sequence[RowItem], role: Role) -> Float[np.ndarray, "n d"]:
         """The row of each."""
         ...
 
