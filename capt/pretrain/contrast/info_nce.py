@@ -350,10 +350,11 @@ def _at_widths(
         arrived = Arrived(gathered, context.gathered_ids(len(gathered)), context.gathered_queries_of(), whole)
         context = replace(context, arrived=arrived)
     losses = []
-    widest = max((columns for columns, _ in widths), key=lambda columns: columns.stop - columns.start)
-    for columns, weight in widths:
+    sizes = [columns.stop - columns.start for columns, _ in widths]  # a list: torch.compile knows no key of max
+    widest = sizes.index(max(sizes))
+    for number, (columns, weight) in enumerate(widths):
         queued = context.queued and (cut(context.queued[0], columns), context.queued[1])
-        stats = context.stats if columns == widest else None
+        stats = context.stats if number == widest else None
         arrived_here = context.arrived and context.arrived._replace(columns=columns)
         at_width = replace(context, queued=queued, stats=stats, arrived=arrived_here)
         # Autocast would multiply in 16 bits, whatever `precision` says.
