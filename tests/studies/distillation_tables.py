@@ -130,8 +130,11 @@ def plot_speed(trials: Sequence[Trial], speed: Mapping[str, float], out: Path) -
             own = [trial for trial in trials if trial.loss == loss and trial.student in speed]
             places, values = [speed[trial.student] for trial in own], [getattr(trial, name) for trial in own]
             axis.plot(places, values, "o", color=colour(number, "light"), markersize=4, alpha=0.7)
+        here = sorted({trial.student for trial in trials} & set(speed), key=speed.__getitem__)
         axis.set_xscale("log")
         style_axis(axis, SETS[name], "texts a second, one core", "", "light")
+        axis.set_xticks([speed[student] for student in here], [f"{student}\n{speed[student]:,.0f}" for student in here])
+        axis.minorticks_off()
     handles = [
         Line2D([], [], color=colour(number, "light"), marker="o", linestyle="", label=loss)
         for number, loss in enumerate(losses)

@@ -44,7 +44,7 @@ STORES: dict[str, tuple[str, str]] = {
     "gcs": ("gcsfs", "gcs"),
     "az": ("adlfs", "azure"),
     "abfs": ("adlfs", "azure"),
-    "hf": ("huggingface_hub", "train"),
+    "hf": ("huggingface_hub", "models"),
     "https": ("aiohttp", "https"),
     "http": ("aiohttp", "https"),
 }
