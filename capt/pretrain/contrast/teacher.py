@@ -130,7 +130,9 @@ def listwise_loss(
     total = rows.new_zeros((), dtype=dtype)
     for columns, weight in options.widths(rows.shape[1]):
         unit = cut(normalize(rows.to(dtype), dim=1), columns)
-        total = total + weight * _Listwise.apply(unit, *sides, exchange, temperature, above)
+        # Autocast would multiply in 16 bits, which is coarse beside a temperature of 0.02.
+        with torch.autocast(rows.device.type, enabled=False):
+            total = total + weight * _Listwise.apply(unit, *sides, exchange, temperature, above)
     scale = 1.0 if options.grad_reduction == "mean" else 1.0 / distributed.world_size(group)
     if options.reduction == "mean":
         scale /= max(1, sum(exchange.counts))

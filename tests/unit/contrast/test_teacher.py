@@ -94,6 +94,9 @@ def test_what_blocks_and_scales_do_not_change(monkeypatch: pytest.MonkeyPatch) -
     assert listwise_loss(3 * student, 2 * wide, temperature=TAU).item() == pytest.approx(whole.item(), rel=1e-12)
     assert listwise_loss(wide, wide, temperature=TAU).item() == pytest.approx(0, abs=1e-14)
     assert listwise_loss(student[:1], wide[:1], temperature=TAU).item() == 0
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = listwise_loss(student.float(), wide.float(), temperature=0.02)
+    assert inside.item() == pytest.approx(listwise_loss(student, wide, temperature=0.02).item(), rel=1e-5)
     # A cosine is learnt whatever the lengths are, a distance is not.
     assert cosine_distance_loss(2 * narrow, narrow).item() == pytest.approx(0, abs=1e-14)
     assert squared_distance_loss(2 * narrow, narrow).item() == pytest.approx(narrow.square().mean().item())
