@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+LOWEST = (3, 11, 5)
 CONSTRAINTS = HERE / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 AS_UV = {
@@ -38,11 +39,20 @@ SHOWN = re.compile(
 
 def main(arguments: Sequence[str]) -> int:
     """Install into the folder that the command line names; returns the exit code."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        return failure("give the folder of the environment: python3 install.py .venv")
+    if sys.version_info < LOWEST:
+        said = f"{sys.executable} is {sys.version.split()[0]}: docs/install.md"
+        return failure(f"the pinned packages need Python 3.11.5 or newer, and {said}")
+    if os.environ.get("TORCH", "") not in ("", "cpu", "cuda"):
+        return failure(f"TORCH={os.environ['TORCH']}: choose from cpu, cuda")
     folder, begun = Path(arguments[0]), time.monotonic()
     say(f"{folder}: 190 packages and 2.5 GB (7 GB with CUDA); one to three minutes with uv, about eight with pip")
     python = folder / "bin" / "python"
     if not python.exists() and not make(folder):
         return 1
+    if subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True).returncode:
+        return failure(f"{folder} has no pip (as uv makes environments): {python} -m ensurepip, or remove the folder")
     tool = with_uv(python) or Pip(python)
     try:
         torch = install_torch(tool, python)
@@ -67,9 +77,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def make(folder: Path) -> bool:
     """Make the environment; what is left of one that could not be made would be taken for one the next time."""
+    was_there = folder.exists()
     done = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True)
     if done.returncode:
-        shutil.rmtree(folder, ignore_errors=True)
+        if was_there:  # with files of the user, perhaps
+            (folder / "bin" / "python").unlink(missing_ok=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
         last = (done.stdout + done.stderr).strip().splitlines()[:1]
         failure(f"{sys.executable} -m venv {folder} failed ({' '.join(last)}); on Debian: apt-get install python3-venv")
     return not done.returncode
@@ -119,7 +133,7 @@ def with_uv(python: Path) -> Uv | None:
         try:
             Pip(python).install("uv", quiet=True)
         except subprocess.CalledProcessError:
-            say("pip is used: the package index has no uv of the pinned release")
+            say("pip is used: uv of the pinned release could not be installed")
             return None
     return Uv(python, as_uv(settings))
 

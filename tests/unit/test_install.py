@@ -35,7 +35,7 @@ def test_an_old_python_is_one_line_and_leaves_no_environment(tmp_path: Path) -> 
     first = done.stderr.splitlines()[0]
     assert done.returncode
     assert first.startswith("error: the pinned packages need Python 3.11.5 or newer, and ")
-    assert first.endswith("is Python 3.10.13: make install PYTHON=python3.12")
+    assert first.endswith("is Python 3.10.13: make install PYTHON=python3.12 (without one: docs/install.md)")
     assert not (tmp_path / "env").exists()
 
 
@@ -52,6 +52,38 @@ def test_an_environment_that_cannot_be_made_is_removed(tmp_path: Path, monkeypat
     monkeypatch.setattr(install.subprocess, "run", lambda command, **_: (tmp_path / "env").mkdir() or _Failed())
     assert not install.make(tmp_path / "env")
     assert not (tmp_path / "env").exists()
+
+
+def test_a_folder_of_the_user_that_cannot_become_an_environment_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    (tmp_path / "mine.txt").write_text("mine")
+    monkeypatch.setattr(install.subprocess, "run", lambda command, **_: python.write_text("half") and _Failed())
+    assert not install.make(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert not python.exists()  # the next time makes it
+
+
+def test_what_cannot_be_installed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "env/bin/python"
+    bare.parent.mkdir(parents=True)
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    assert install.main([]) == install.main([str(tmp_path / "env")]) == 1
+    monkeypatch.setenv("TORCH", "CPU")
+    assert install.main([str(tmp_path / "env")]) == 1
+    monkeypatch.setattr(install.sys, "version_info", (3, 11, 2))
+    assert install.main([str(tmp_path / "new")]) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    for line, words in zip(
+        errors, ("give the folder", "has no pip", "choose from cpu, cuda", "need Python"), strict=True
+    ):
+        assert words in line
+    assert not (tmp_path / "new").exists()
 
 
 class _Failed:
