@@ -250,13 +250,15 @@ def usable(rows: SourceRows, job: RerankJob, what: str, ranks: tuple[int, int | 
         "a positive": ("positive" in loss.needs) & (found.positives.counts(numbers) == 0),
         "a negative": ("negative" in loss.needs) & (found.negatives.counts(numbers) == 0),
     }
+    if not loss.needs & {"positive", "negative"}:
+        lacking["a candidate"] = found.positives.counts(numbers) + found.negatives.counts(numbers) == 0
     for name, mask in lacking.items():
         if mask.any() and distributed.rank() == 0:
             logger.warning(
                 "%s: %s without %s left out, which teach nothing by loss.type=%s",
                 what, counted(int(mask.sum()), "query"), name, job.loss.type,
             )  # fmt: skip
-    whole = ~np.logical_or(*lacking.values())
+    whole = ~np.logical_or.reduce(list(lacking.values()))
     if not whole.any():
         name = next(name for name, mask in lacking.items() if mask.any())
         raise DataError(

@@ -291,19 +291,18 @@ class PairTerm(ContrastTerm):
             # The sources of a part fall unevenly on the ranks; the rows of a whole step do not.
             options = replace(options_of(self.section), equal_rows=alone)
             row = find_loss(part.loss)
-            if part.loss == NO_LOSS:
-                continue
             temperature = part.temperature or views.temperature
             # Sources of one contrast may have temperatures of their own; any other part is of one source.
             if row.contrasts and part.temperature is None and some.temperatures is not None:
                 temperature = some.temperatures
-            rows = LossRows(
-                some, part, self.section, options, temperature, queue,
-                stats if row.contrasts else None, self._similarity,
-            )  # fmt: skip
-            name, loss = row.metric, load_entry(row.function, GROUP, f"data.loss {part.loss}", "MODULE:FUNCTION")(rows)
-            found.setdefault(name, []).append((part.share, loss.detach()))
-            total = total + part.share * loss
+            if part.loss != NO_LOSS:
+                rows = LossRows(
+                    some, part, self.section, options, temperature, queue,
+                    stats if row.contrasts else None, self._similarity,
+                )  # fmt: skip
+                loss = load_entry(row.function, GROUP, f"data.loss {part.loss}", "MODULE:FUNCTION")(rows)
+                found.setdefault(row.metric, []).append((part.share, loss.detach()))
+                total = total + part.share * loss
             if self._distillation.weight and part.taught:
                 taught = self._distilled(some, part, options, temperature)
                 found.setdefault("loss/distillation", []).append((part.taught, taught.detach()))

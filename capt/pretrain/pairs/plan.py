@@ -188,7 +188,8 @@ def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _
         lengths.append(found)
     query, document = map(max, zip(*lengths, strict=True))
     negatives = max(each.negatives for each in sources)
-    return _Shape(query, document, negatives, not negatives and all(each.loss == NO_LOSS for each in sources))
+    is_alone = not negatives and all(each.loss == NO_LOSS for each in sources)
+    return _Shape(document if is_alone else query, document, negatives, is_alone)
 
 
 def _encoder(job: PairJob) -> tuple[dict[str, Any], Callable[[str], int], tuple[str, ...]]:

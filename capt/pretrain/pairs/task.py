@@ -167,6 +167,8 @@ class PairTask(ContrastTask[PairBatch]):
         return found
 
     def _placed(self, pairs: SourceRows) -> SourceRows:
+        if pairs.is_alone:  # no query: it has the prompt and the length of a document, as the teacher's vector has
+            pairs = replace(pairs, queries=pairs.documents, query=pairs.positives.values)
         sides = {}
         for _, side, texts in _sides([pairs]):
             assert texts.hashes is not None, "the rows were written with them"

@@ -25,7 +25,7 @@ ARROWS = {1: "↑", -1: "↓", 0: ""}
 """By `direction`: whether more or less is better."""
 
 _NDCG = METRICS[0]
-_FULL = "full"
+_FULL, _BM25 = "full", "bm25"
 _KINDS = {"positives": 2, "hard negatives": 1, "random negatives": 0}
 """Kinds of scores, and the number of the colour of each."""
 
@@ -92,14 +92,15 @@ def _retrieval(sets: Measured) -> ReportSection:
 
 
 def _systems(measured: Mapping[str, Section]) -> dict[str, Mapping[str, float | None]]:
-    """The figures of each model with whole vectors, and of what was measured beside them (BM25) once."""
+    """The figures of each model with whole vectors, of what else is its own (int8, reranked), and of BM25 once."""
     systems: dict[str, Mapping[str, float | None]] = {}
     for column, section in measured.items():
         for system, values in section.poolers.items():
             if system == _FULL:
                 systems[column] = values
             elif not system.isdigit():
-                systems[system] = values
+                is_shared = system == _BM25 or len(measured) == 1
+                systems[system if is_shared else f"{column}, {system}"] = values
     return systems
 
 

@@ -204,7 +204,7 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
             f"{key}={path}: a folder of capt encode, a table ({', '.join(suffixes())}) or .npy is expected"
         )
     given = (section.ids, section.corpus) if suffix == ".npy" else ()
-    inputs = [path, *(each for each in given if each is not None and each.is_file())]
+    inputs = [path, *(file for each in given if each is not None for file in _files(each))]
     with verifier.ranks.synchronize_errors():
         if missing := next((each for each in inputs if not each.is_file()), None):
             raise DataError(f"{missing}: no such file")
@@ -238,6 +238,11 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
         make_folder_once(root, write)
         ((_, identity),) = _kinds(root)
         return VectorStore(root, identity)
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder of BEIR; none of a data set of the hub."""
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _fault(rows: Float[np.ndarray, "n d"]) -> tuple[int, str] | None:

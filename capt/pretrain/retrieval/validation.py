@@ -110,7 +110,8 @@ class _Set:
             return None
         scoring = Scoring()
         best = scoring.best(scoring.rows(queries), DEPTH + bool(self.corpus.selves), by_id(self.corpus.names))
-        for start in range(0, len(documents), BLOCK):
+        # Each rank brings blocks of its own: `result` merges what all have seen.
+        for start in range(rank() * BLOCK, len(documents), world_size() * BLOCK):
             best.update(start, scoring.rows(documents[start : start + BLOCK]))
         return self.measured(best.result().numbers)
 

@@ -151,3 +151,8 @@ def test_a_group_of_one_is_left_out_with_a_word_and_kept_by_a_loss_of_single_pai
         assert len(_splits(tmp_path, rows).train) == 3
     assert "1 query without a negative left out" in caplog.text
     assert len(_splits(tmp_path, rows, loss={"type": "bce"}).train) == 4
+    # Its grade makes it a negative, and of that rank none is drawn.
+    graded = [{"query": f"q{i % 4}", "document": f"d{i}", "score": int(i % 4 > 0)} for i in range(8)]
+    graded = [{"query": "none", "document": "d", "score": 0}, *graded]
+    assert len(_splits(tmp_path, graded, loss={"type": "bce"}, data={"ranks": [2, 9]}).train) == 3
+    assert "2 queries without a candidate left out" in caplog.text

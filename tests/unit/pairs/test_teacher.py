@@ -91,6 +91,17 @@ def test_a_text_alone_is_encoded_once_beside_its_vector(tmp_path: Path) -> None:
         np.testing.assert_array_equal(vector, _vector(tmp_path / "store", texts[tuple(ids.tolist())]))
 
 
+def test_a_text_alone_has_the_prompt_and_the_length_of_a_document(tmp_path: Path) -> None:
+    """As the teacher's vector of it, and as the export encodes it."""
+    prompts = {"query": "q: ", "document": "the river: "}
+    task = _task(_mapping(tmp_path, data={"prompts": prompts, "query_length": 8}))
+    documents = {tuple(ids) for ids in task.text_ids(every_text(tmp_path / "texts.jsonl"), "document")}
+    (batch,) = task.step_assembler(8, 1, 1, 0)(0, 0)
+    assert task.pools.alone is not None
+    for ids in [*batch.tokens.split(batch.lengths.tolist()), *task.pools.alone.queries]:
+        assert tuple(ids.tolist()) in documents
+
+
 def test_a_query_has_vectors_of_its_own_beside_documents_and_negatives(tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl", positives=2, negatives=3)
     texts = every_text(pairs)
@@ -134,6 +145,27 @@ def test_the_losses_of_a_step_are_those_of_all_texts_beside_that_of_pairs(tmp_pa
     assert {name: float(loss) for name, loss in found.items()} == pytest.approx(
         {k: float(v) for k, v in losses.items()}
     )
+
+
+def test_a_teachers_scores_train_rows_without_a_loss_of_their_own_too() -> None:
+    from capt.pretrain.contrast.distillation import distillation_loss
+    from capt.pretrain.pairs.config import PairContrast, PairDistillation
+    from capt.pretrain.pairs.loss import PairTerm, Part
+
+    torch.manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(9, 6).double(), dim=1)
+    scores: dict[str, Any] = {"positive_scores": torch.randn(3), "negative_scores": torch.randn(3)}
+    views = PairViews(
+        rows[:3], rows[3:6], torch.arange(3), 0.2, negatives=rows[6:], owners=torch.arange(3),
+        negative_ids=torch.arange(3, 6), parts=(Part("none", 1.0, (0,), taught=1.0),),
+        teacher=scores["positive_scores"], negative_teacher=scores["negative_scores"],
+    )  # fmt: skip
+    expected = distillation_loss(
+        rows[:3], rows[3:6], rows[6:], negative_owners=torch.arange(3), temperature=0.2, **scores
+    )
+    term = PairTerm(PairContrast(), 6, 3, PairDistillation(weight=2.0))
+    assert float(term.loss(views, step=0)) == pytest.approx(2 * float(expected), rel=1e-12)
+    assert set(term.take_losses()) == {"loss/distillation"}
 
 
 def _is_line(error: UserError) -> str:
@@ -211,20 +243,23 @@ def test_the_command_of_a_refusal_makes_the_store_whole(tmp_path: Path) -> None:
     assert encoded == len(set(every_text(texts))), "nothing was encoded twice"
 
 
+def _figures_of_teacher(mapping: dict[str, Any], beir: Path) -> Any:
+    (part,) = read_collections(beir, None)
+    return RetrievalValidation(RetrievalSection(folders=[beir]))._tokenized(_task(mapping), part).teacher
+
+
 def test_the_teacher_searches_the_folders_of_validation_too(tmp_path: Path) -> None:
-    """Its figures are those of ``capt evaluate``, from the vectors that the store has of both sides."""
+    """Its figures are those of ``capt evaluate`` for any ranks, from the vectors that the store has of both sides."""
     mapping = _mapping(tmp_path)
     teacher, beir = write_encoder(tmp_path / "teacher", "BertModel"), write_beir(tmp_path / "beir", 40, 8)
     options, loaded = EncodeOptions(tmp_path / "real"), load_text_encoder(teacher, EncoderOptions())
     embed(loaded, every_text(tmp_path / "texts.jsonl"), "document", options)
     section = evaluate(teacher, [beir], options, EncoderOptions(), RetrievalSettings())["sections"][0]
     mapping["distillation"]["vectors"] = str(tmp_path / "real")
-    (part,), task = read_collections(beir, None), _task(mapping)
-    found = RetrievalValidation(RetrievalSection(folders=[beir]))._tokenized(task, part)
-    assert found.teacher is not None
-    for name in METRICS:
-        assert found.teacher[name] == pytest.approx(section["poolers"]["full"][name], abs=1e-9)
-    assert found.teacher["ndcg@10"] > 0
+    for found in run_ranks(_figures_of_teacher, 2, mapping, beir):
+        for name in METRICS:
+            assert found[name] == pytest.approx(section["poolers"]["full"][name], abs=1e-9)
+        assert found["ndcg@10"] > 0
 
 
 def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
@@ -259,6 +294,15 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
         task = _task({**mapping, "distillation": {**mapping["distillation"], **section}})
         found = task.step_assembler(8, 1, 1, 0)(0, 0)[0]
         torch.testing.assert_close(found.teacher_vectors, expected.teacher_vectors, rtol=0, atol=0)
+    # A folder as the corpus: its texts decide which vector is whose.
+    (tmp_path / "beir").mkdir()
+    folder = {"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "ids.npy"), "corpus": str(tmp_path / "beir")}
+    for order in (1, -1):
+        written("beir/corpus.jsonl", [{"_id": str(i), "text": text} for i, text in enumerate(texts[::order])])
+        task = _task({**mapping, "distillation": {**mapping["distillation"], **folder}})
+        found = task.step_assembler(8, 1, 1, 0)(0, 0)[0]
+        same = torch.equal(found.teacher_vectors, expected.teacher_vectors)
+        assert same == (order == 1)
     faults: list[tuple[dict[str, Any], str]] = [
         ({"vectors": written("nan.jsonl", [named[0], {"text": "x", "label": [float("nan")] * WIDTH}])}, "line 2"),
         ({"vectors": written("zeros.jsonl", [named[0], {"text": "x", "label": [0] * WIDTH}])}, "line 2: .*all zeros"),

@@ -155,6 +155,22 @@ def test_what_evaluate_has_measured_is_in_the_report(tmp_path: Path) -> None:
     assert group["runs"][0]["evaluations"]["step-00000060"][0]["metrics"]["loss/mlm"] == 1.25
 
 
+def test_every_run_has_its_own_figures_of_quantized_vectors_and_bm25_is_there_once(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, weight=weight) for name, weight in (("one", 1.0), ("two", 0.0))]
+    for run, value in zip(runs, (0.25, 0.75), strict=True):
+        systems = {"full": value + 0.125, "int8": value, "bm25": 0.5}
+        poolers = {system: {"ndcg@10": figure} for system, figure in systems.items()}
+        content = {"checkpoint": "x", "versions": {}, "sections": [{"name": "s", "protocol": "p", "poolers": poolers}]}
+        (run / "evaluation-step-00000060.json").write_text(json.dumps(content))
+    report(runs, tmp_path / "out")
+    lines = (tmp_path / "out/report.md").read_text().splitlines()
+    own = [f"| {run}, step-00000060{system} | {figure} |" for run, system, figure in (
+        ("one", "", 0.375), ("one", ", int8", 0.25), ("two", "", 0.875), ("two", ", int8", 0.75),
+    )]  # fmt: skip
+    for start in [*own, "| bm25 | 0.5 |"]:
+        assert sum(line.startswith(start) for line in lines) == 1, start
+
+
 def test_runs_that_have_logged_nothing_are_named_and_left_out(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run{i}") for i in range(3)]
     (runs[0] / "metrics.jsonl").write_text("")
