@@ -19,6 +19,7 @@ from capt.pretrain.base.errors import CheckpointError, DataError, shown
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.commands import command_module, task_of
 from capt.pretrain.engine.checkpoint import find_best
+from capt.pretrain.engine.run_folder import holds_run
 from capt.pretrain.engine.task import Role
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf
@@ -128,7 +129,7 @@ def load_reranker(path: Path) -> PairScorer:
         CheckpointError: none of them, damaged, or code or pickles in it.
     """
     folder = local_folder(path, SENTENCE_FILES)
-    if is_hf(folder) or (folder / "modules.json").is_file() or not folder.is_dir():
+    if is_hf(folder) or (folder / "modules.json").is_file() or not holds_run(folder):
         model = load_cross_encoder(path)
         return CrossScorer(str(path), model, facts_of(hashes_of_folder(folder), "the score of CrossEncoder"))
     checkpoint = find_best(folder)

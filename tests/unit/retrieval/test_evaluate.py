@@ -376,7 +376,7 @@ def test_the_command_line(sentences: Path, tmp_path: Path, capt: Capt) -> None:
         (["--retrieval", "DATA", "--samples", "3"], "--samples has no meaning with --retrieval"),
         (["--retrieval", "DATA", "--pooler", "mean"], "says itself how it pools"),
         (["--retrieval", "DATA", "--split", "dev"], "it has test: give --split"),
-        (["--retrieval", "DATA", "--dtype", "int8"], "choose fp32 or fp16"),
+        (["--retrieval", "DATA", "--dtype", "int4"], "choose fp32, fp16, int8 or binary"),
         (["--retrieval", "DATA", "--launcher", "ray"], "local, ssh, srun"),
         (["--retrieval", "DATA", "--retrieval", "DATA"], "two data sets are called 'beir'"),
         (["--retrieval", "nowhere"], "no such file or folder"),

@@ -303,7 +303,7 @@ def test_a_model_that_does_not_fit_is_refused_before_work(models: Path, tmp_path
     options = {"store": str(store), "dtype": "fp32", "tokens": None, "cache_bytes": None}
     mining = {"command": "mine", "pairs": [str(pairs)], "corpus": str(beir), "encoder": {}, "store": options,
               "rules": {"short": "keep"}, "out": str(tmp_path / "mined")}  # fmt: skip
-    evaluation = {"dims": [], "bm25": False, "split": None, "per_query": None}
+    evaluation = {"dims": [], "precisions": [], "bm25": False, "split": None, "per_query": None}
 
     def encode(model: Path) -> object:
         return perform({"command": "encode", "model": str(model), "text": [str(beir)], "role": "document",
