@@ -50,8 +50,8 @@ def to_device(structure: Any, device: torch.device) -> Any:
 
 
 @runtime_checkable
-class RowSet(Protocol):
-    """A data set whose rows (examples) are read by their numbers, 0 to ``len(rows) - 1``."""
+class SizedRows(Protocol):
+    """Rows (examples) that are counted and have sizes."""
 
     @property
     def lengths(self) -> Int64[np.ndarray, " n"]:
@@ -59,6 +59,11 @@ class RowSet(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class RowSet(SizedRows, Protocol):
+    """A data set whose rows are read by their numbers, 0 to ``len(rows) - 1``."""
 
     def batch(self, numbers: RowNumbers) -> Batch[Any]:
         """The rows with these numbers, in this order."""

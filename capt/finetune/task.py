@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from capt.finetune.batches import RowSet, StepBatches, training_steps
+from capt.finetune.batches import RowSet, SizedRows, StepBatches, training_steps
 from capt.finetune.config import FineTuningJob
 from capt.finetune.evaluation import Objective, evaluate_sets
 from capt.finetune.order import ExampleOrder
@@ -51,7 +51,7 @@ class FineTuningTask(ABC):
         self,
         job: FineTuningJob,
         name: str,
-        train: RowSet,
+        train: SizedRows,
         validation: Mapping[str, RowSet],
         objective: Objective,
         *,
@@ -60,7 +60,8 @@ class FineTuningTask(ABC):
         shuffle: bool = True,
     ) -> None:
         self.status = ""
-        self.train, self.validation, self.objective = train, validation, objective
+        self.train: Any = train  # a `RowSet`, or what a task with batches of its own takes in its place
+        self.validation, self.objective = validation, objective
         self._identity = identity or {}
         self._bucketing, self._shuffle = bucketing and shuffle, shuffle
         self.job = job.with_steps(len(train))

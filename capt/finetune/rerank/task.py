@@ -33,7 +33,7 @@ class RerankTraining(TextFineTuning):
     """The loss of each query's candidates, its mean over the queries of a step, and the order of held-out ones."""
 
     job: RerankJob
-    train: Groups  # type: ignore[assignment]  # read by queries, whose candidates are drawn, and not by rows
+    train: Groups  # read by queries, whose candidates are drawn, and not by rows
     objective: RerankObjective
 
     def __init__(self, job: Job, run_dir: Path) -> None:
