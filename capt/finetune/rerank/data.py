@@ -53,8 +53,9 @@ def read_splits(job: RerankJob, tokenizer: TextTokenizer, length: int, *, types:
             is_graded = next(islice(pairs_of(source, files), 1))[1].score is not None
         source = source.model_copy(update={"negatives": 0 if is_graded else 1})
         share = None if fraction == "auto" else float(fraction)
+        # The prompts of rows are those of encoders: a search gives a reranker the query alone.
         prepared = prepare_source(
-            source, files, share if key == "train" else 0.0, tokenizer, length, verifier, held_out={}
+            source, files, share if key == "train" else 0.0, tokenizer, length, verifier, held_out={}, prompts=False
         )
         if prepared.train is None:
             raise DataError(

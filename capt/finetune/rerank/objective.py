@@ -139,16 +139,23 @@ class RerankObjective:
 
 
 def _figures(candidates: CandidateList, scores: Float[np.ndarray, " n"]) -> list[float]:
-    """The means of `METRICS` over queries, of the order that ``scores`` give to the candidates of each."""
+    """The means of `METRICS` over queries with a positive, of the order that ``scores`` give to the candidates of each.
+
+    nDCG reads grades, and MRR the place of the first positive: a grade may be above 0 and no positive's.
+    """
     found = []
     for part in itertools.starmap(slice, itertools.pairwise(_cuts(candidates.groups))):
         # Positives have the lower numbers, so that of equal scores a negative comes first.
         names = [f"{number:012d}" for number in range(part.stop - part.start)]
         order = sorted(zip(scores[part].tolist(), names, strict=True), reverse=True)
-        judged: dict[str, Any] = dict(zip(names, candidates.gains[part].tolist(), strict=True))
-        figures = query_metrics([name for _, name in order], judged)
-        found.append([figures[name] for name in METRICS])
-    return [math.fsum(each) / len(found) for each in zip(*found, strict=True)]
+        if not candidates.positive[part].any():
+            continue
+        ranking = [name for _, name in order]
+        judgements: list[dict[str, Any]] = [
+            dict(zip(names, values[part].tolist(), strict=True)) for values in (candidates.gains, candidates.positive)
+        ]
+        found.append([query_metrics(ranking, each)[name] for name, each in zip(METRICS, judgements, strict=True)])
+    return [math.fsum(each) / len(found) for each in zip(*found, strict=True)] if found else [0.0] * len(METRICS)
 
 
 def _cuts(groups: Int64[np.ndarray, " n"]) -> list[int]:

@@ -13,6 +13,7 @@ import logging
 import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -423,6 +424,7 @@ def encode_source(source: PairSource, pairs: Pairs, tokenizer: TextTokenizer, ma
 def prepare_source(
     source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
     verifier: Verifier, what: str = "", held_out: Mapping[str, Any] | None = None, *, hashes: bool = False,
+    prompts: bool = True,
 ) -> PreparedSource:  # fmt: skip
     """The rows of ``files``, those held out apart, from ``verifier.cache`` or written there first.
 
@@ -440,6 +442,7 @@ def prepare_source(
         what: name in the log; empty = that of the source.
         held_out: settings that the rows which are held out have in place of those of the source; None = `HELD_OUT`.
         hashes: keep the hash of each text.
+        prompts: put the prompt of a row before its query.
 
     Raises:
         DataError: as `read_pairs` and `RowsWriter`, on all ranks.
@@ -458,6 +461,7 @@ def prepare_source(
     settings |= {key: written[key] for key in (*_SELECTION, "own_length") if written[key] is not None}
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
     recipe += ["hashes"] if hashes else []
+    recipe += [] if prompts else ["no prompts"]
     own = [] if held_out is None else [dict(held_out)]
     name = hashlib.sha256(json.dumps([*recipe, max_positions, *own]).encode()).hexdigest()[:32]
     folder = verifier.cache / "pairs" / name
@@ -466,7 +470,9 @@ def prepare_source(
     def write(partial: Path) -> None:
         nonlocal wrote
         apart = HELD_OUT if held_out is None else held_out
-        _write(source, files, fraction, tokenizer, max_positions, partial, launch, apart, hashes=hashes)
+        _write(
+            source, files, fraction, tokenizer, max_positions, partial, launch, apart, hashes=hashes, prompts=prompts
+        )  # fmt: skip
         wrote = True
 
     # An error on the rank that writes reaches the ranks that wait.
@@ -508,10 +514,12 @@ def _is_written(folder: Path, launch: str) -> bool:
 
 def _write(
     source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
-    folder: Path, launch: str, held_out: Mapping[str, Any], *, hashes: bool,
+    folder: Path, launch: str, held_out: Mapping[str, Any], *, hashes: bool, prompts: bool,
 ) -> None:  # fmt: skip
     counts = Counts()
     pairs: Pairs = pairs_of(source, files, counts)
+    if not prompts:
+        pairs = ((place, replace(pair, prompt=None)) for place, pair in pairs)
     if fraction is None:
         fraction, pairs = held_out_share(pairs)
     writers: dict[str, RowsWriter] = {}

@@ -422,8 +422,9 @@ class _QuantizedSearch:
         scoring, depth = self._quantized(queries.shape[1], precision), self._corpus.looked_at()
         unit = self._scoring.rows(queries)
         texts = (text for _, text in self._collection.documents())
-        # Those that are scored again begin with those that are not.
-        nearest = search(unit, texts, self._documents, depth * max(1, self._rescore), self._order, scoring)
+        # Those that are scored again begin with those that are not. A corpus may have fewer.
+        wanted = min(depth * max(1, self._rescore), len(self._corpus.names))
+        nearest = search(unit, texts, self._documents, wanted, self._order, scoring)
         yield precision, Nearest(nearest.numbers[:, :depth], nearest.scores[:, :depth])
         if self._rescore:
             again = rescored(nearest, unit, self._documents, self._names(), self._order, scoring)

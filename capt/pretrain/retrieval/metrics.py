@@ -16,7 +16,7 @@ PROTOCOL = (
 )
 
 
-def query_metrics(ranking: Sequence[str], judged: Mapping[str, int]) -> dict[str, float]:
+def query_metrics(ranking: Sequence[str], judged: Mapping[str, int | float]) -> dict[str, float]:
     r"""The figures of one query.
 
     .. math:: \mathrm{nDCG@10} = \frac{\sum_{i=1}^{10} g_i / \log_2(i + 1)}{\sum_{i=1}^{10} g^*_i / \log_2(i + 1)}
@@ -43,7 +43,7 @@ def query_metrics(ranking: Sequence[str], judged: Mapping[str, int]) -> dict[str
     }
 
 
-def _discounted(gains: Sequence[int]) -> float:
+def _discounted(gains: Sequence[int | float]) -> float:
     return sum((gain / math.log2(position + 1) for position, gain in enumerate(gains, start=1)), 0.0)
 
 

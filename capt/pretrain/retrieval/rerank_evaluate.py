@@ -172,11 +172,17 @@ def _of_run(
 
 
 def _misses(collection: Collection, first: Rankings) -> str:
-    """Say how many relevant documents are no candidates."""
+    """Say how many relevant documents are no candidates, and how many queries have none."""
     judged = [collection.judged[query].items() for query, _ in collection.queries]
     relevant = [{name for name, grade in grades if grade > 0} for grades in judged]
     total = sum(map(len, relevant))
     missing = sum(len(names.difference(ranking)) for names, ranking in zip(relevant, first, strict=True))
+    asked = [each for each, names in zip(first, relevant, strict=True) if names]
+    if without := sum(not ranking for ranking in asked):
+        return (
+            f"{missing} of {total} relevant documents are no candidates, and missed; {without} of {len(asked)} queries "
+            "have no candidates, and zeros"
+        )
     return f"{missing} of {total} relevant documents are no candidates, and missed"
 
 

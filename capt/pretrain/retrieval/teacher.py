@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _COLUMNS = ("vector", "embedding", "vectors", "embeddings", "label", "labels")
 _TEXTS = ("text", "sentence", "sentence1", "anchor", "query", "document")
+_AS_GIVEN = "as given"
+"""The pooling of the vectors of a file, which says nothing of the model that made them."""
 _BATCH = 4096
 _CACHE_BYTES = 100_000_000_000
 
@@ -127,7 +129,8 @@ def open_teacher(section: PairDistillation, verifier: Verifier) -> TeacherVector
             f"distillation.query_vectors has {queries.identity.dimension} dimensions, and distillation.vectors "
             f"{documents.identity.dimension}: name vectors of one teacher"
         )
-    if queries.identity.model != documents.identity.model:
+    models = {each.identity.model for each in (documents, queries) if each.identity.pooling != _AS_GIVEN}
+    if len(models) > 1:
         raise ConfigError(
             "distillation.query_vectors is of another model than distillation.vectors: name one teacher's"
         )
@@ -217,7 +220,7 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
         store: VectorStore | None = None
         while batch := list(islice(rows, _BATCH)):
             if store is None:
-                identity = VectorIdentity(name, "", "", 0, "as given", len(batch[0][2]))
+                identity = VectorIdentity(name, "", "", 0, _AS_GIVEN, len(batch[0][2]))
                 store = VectorStore(folder, identity)
             for place, _, vector in batch:
                 if len(vector) != store.identity.dimension:
@@ -274,11 +277,18 @@ def _of_table(path: Path, column: str | None) -> Iterator[_Row]:
 
 def _vector(place: str, column: str, value: Any) -> Float[np.ndarray, " d"]:
     try:
-        vector = np.asarray(value, dtype=np.float32)
+        given = np.asarray(value)
+        with np.errstate(over="ignore"):  # what fp32 cannot hold is named as not finite
+            vector = given.astype(np.float32)
     except (TypeError, ValueError):
-        vector = np.zeros((0, 0), np.float32)
+        given = vector = np.zeros((0, 0), np.float32)
     if vector.ndim != 1 or not len(vector):
         raise DataError(f"{place}: {column!r} holds no list of numbers: {shown(value, 40)}")
+    if given.dtype.kind in "iub" and vector.any():
+        raise DataError(
+            f"{place}: {column!r} holds whole numbers, as vectors in int8 or in bits do, whose directions are others: "
+            "floating-point numbers are expected"
+        )
     return vector
 
 
@@ -308,7 +318,12 @@ def _named(path: Path, *, by_id: bool) -> Iterator[tuple[str, str]]:
     """The place and the text, or the id, of each row of a file of them: lines, an array of ids, or a table."""
     suffix = suffix_of(path)
     if suffix == ".npy":
-        values = np.load(path, allow_pickle=False)
+        try:
+            values = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            raise DataError(
+                f"{path}: no array of numbers or texts; np.save(FILE, np.array(IDS, dtype=str)) writes ids"
+            ) from None
         if not by_id or values.ndim != 1:
             raise DataError(f"{path}: ids in a row are expected, with distillation.corpus for their texts")
         yield from ((f"{path}, row {number}", str(value)) for number, value in enumerate(values.tolist(), start=1))

@@ -12,7 +12,7 @@ import torch
 
 from capt.finetune.rerank.batches import assemble
 from capt.finetune.rerank.data import Splits, read_splits
-from capt.finetune.rerank.groups import CandidateList
+from capt.finetune.rerank.groups import CandidateList, CandidateRows
 from capt.finetune.rerank.losses import LOSSES
 from capt.finetune.rerank.objective import RerankObjective
 from capt.pretrain.base.errors import DataError
@@ -122,6 +122,26 @@ def test_pairs_with_grades_are_groups_and_their_grades_are_gains(tmp_path: Path)
     assert found.gains[3::4].tolist() == [0, 0, 0]
     assert found.positive.tolist() == [True, True, True, False] * 3
     assert found.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_grades_that_are_no_positives_are_gains_and_no_first_hit(tmp_path: Path) -> None:
+    """The order is d 1, d 3, d 0 for the first query; the second has no positive and no part in the figures."""
+    rows = [{"query": "q", "document": f"d {i}", "score": i} for i in (0, 1, 3)]
+    rows += [{"query": "none", "document": f"d {i}", "score": i} for i in (0, 1)]
+    job = {"data": {"positive_above": 2}, "loss": {"type": "mse"}}
+    held_out = CandidateRows(_splits(tmp_path, rows, **job).train)
+    scores = np.where(held_out.candidates.gains == 1, 5.0, held_out.candidates.gains)
+    found = RerankObjective(_job(tmp_path, **job)).metrics({"scores": scores}, held_out)
+    assert found["mrr@10"] == 0.5
+    assert found["ndcg@10"] == pytest.approx((1 + 3 / np.log2(3)) / (3 + 1 / np.log2(3)))
+
+
+def test_the_prompt_of_a_row_is_an_encoders(tmp_path: Path) -> None:
+    """A search gives a reranker the query alone: so does training."""
+    rows = ragged_rows(3, 3)
+    plain = _splits(tmp_path, rows).train
+    prompted = _splits(tmp_path, [{**row, "prompt": "the river: "} for row in rows]).train
+    assert list(prompted.texts) == list(plain.texts)
 
 
 @pytest.mark.parametrize(

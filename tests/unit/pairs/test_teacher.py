@@ -288,7 +288,11 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
          "vector_column": "of"},
         {"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "texts.jsonl")},
         {"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "ids.npy"), "corpus": corpus},
+        # Two files say nothing of their models, so that they may be one teacher's.
+        {"vectors": str(tmp_path / "table.jsonl"), "query_vectors": written("queries.jsonl", named[::-1])},
     ]  # fmt: skip
+    np.save(tmp_path / "objects.npy", np.array(list(map(str, range(len(texts)))), dtype=object))
+    whole = [named[0], {"text": "x", "label": [-128, 127] * (WIDTH // 2)}]
     expected = _task(mapping).step_assembler(8, 1, 1, 0)(0, 0)[0]
     for section in given:
         task = _task({**mapping, "distillation": {**mapping["distillation"], **section}})
@@ -307,10 +311,13 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
         ({"vectors": written("nan.jsonl", [named[0], {"text": "x", "label": [float("nan")] * WIDTH}])}, "line 2"),
         ({"vectors": written("zeros.jsonl", [named[0], {"text": "x", "label": [0] * WIDTH}])}, "line 2: .*all zeros"),
         ({"vectors": written("ragged.jsonl", [named[0], {"text": "x", "label": [1.0]}])}, "line 2: a vector of 1 num"),
+        ({"vectors": written("whole.jsonl", whole)}, "line 2: 'label' holds whole numbers, as vectors in int8"),
+        ({"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "objects.npy"), "corpus": corpus},
+         "objects.npy: no array of numbers or texts"),
         ({"vectors": written("text.jsonl", [{"text": "x"}])}, "no column of vectors among 'text'"),
         ({"vectors": str(tmp_path / "rows.npy")}, "an array has no texts: set distillation.ids"),
         ({"vectors": str(tmp_path / "rows.npy"), "ids": corpus.replace("corpus", "zeros")}, "has 2 rows, and .* 60"),
-    ]
+    ]  # fmt: skip
     for section, fault in faults:
         with pytest.raises(UserError, match=fault) as caught:
             _task({**mapping, "distillation": {**mapping["distillation"], **section}})

@@ -195,6 +195,12 @@ def test_two_ranks_find_what_one_does(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = write_beir(tmp_path / "beir", documents=300, queries=20)
     settings: dict[str, Any] = {"precisions": ("int8", "binary"), "rescore": 2}
     alone = measured(folder, tmp_path / "one", monkeypatch, **settings)
+    # More than there are cost no more than all.
+    asked, search = list[int](), evaluation.search
+    monkeypatch.setattr(evaluation, "search", lambda *given: asked.append(given[3]) or search(*given))
+    whole, more = (measured(folder, tmp_path / "one", monkeypatch, **{**settings, "rescore": n}) for n in (3, 1000))
+    assert max(asked) == 300
+    assert list(whole.values()) == list(more.values())
     kept = measured(folder, tmp_path / "one", monkeypatch, "int8", rescore=2)
     (ranges,) = (tmp_path / "one").rglob(RANGES)
     for both, codes, record in run_ranks(_measured, 2, str(folder), str(tmp_path / "two"), settings):
