@@ -92,7 +92,7 @@ def test_a_text_alone_is_encoded_once_beside_its_vector(tmp_path: Path) -> None:
 
 
 def test_a_text_alone_has_the_prompt_and_the_length_of_a_document(tmp_path: Path) -> None:
-    """As the teacher's vector of it, and as the export encodes it."""
+    """The student reads it as the teacher did, and as the export will."""
     prompts = {"query": "q: ", "document": "the river: "}
     task = _task(_mapping(tmp_path, data={"prompts": prompts, "query_length": 8}))
     documents = {tuple(ids) for ids in task.text_ids(every_text(tmp_path / "texts.jsonl"), "document")}
