@@ -61,7 +61,8 @@ _OF_SIMILARITIES = {
 """The options of a loss by a similarity, which must be those of vectors where it is the product."""
 
 
-_OF_PRECISIONS = {"matryoshka", "queued", "mask_relative", "by_row", "stats", "learned"}
+# By a margin and not by a share of the positive: a positive of 0 has negatives of 0 beside it, where rows are bits.
+_OF_PRECISIONS = {"matryoshka", "queued", "mask_margin", "by_row", "stats", "learned"}
 """What is computed of blocks of rows."""
 
 
