@@ -22,7 +22,7 @@ from tests.vision_language import write_sentences, write_small_store
 from tests.wire import Traffic, small_job, traffic
 
 _SHIPPED = Path(__file__).parents[2] / "configs" / "pretrain"
-_OTHERS = ("_", "capt_pairs", "pairs_", "simcse_", "denseon_")
+_OTHERS = ("_", "capt_pairs", "capt_distil", "pairs_", "simcse_", "denseon_")
 JOBS = sorted(
     path
     for path in _SHIPPED.rglob("*.yaml")
