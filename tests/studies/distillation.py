@@ -7,7 +7,7 @@ the same command goes on after an interruption and with more ``--seeds``. ``--sp
 all students and the teacher in one run, ``--tables`` writes both files and the plot of what there is, and
 ``--kept-back`` shows MRPC as well, which is measured with the others and looked at last.
 
-``--long`` is a second part: the student of three layers learns by its cosine for many steps.
+``--long`` is a second part: the students of three and two layers learn by the cosine for many steps.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ ARMS = [(student, loss) for student in ("3 layers", *SMALL) for loss in LOSSES] 
 TEXTS, BATCH, STEPS, LENGTH = 6000, 32, 72, 64
 """Texts that the teacher encodes, texts of a step, steps, and tokens that texts are cut to."""
 LONG = 600
+LONG_ARMS = [(student, "cosine") for student in LAYERS]
 RATES = {"cosine": {"layers": 3e-4, "small": 1e-3}, "listwise": {"layers": 3e-4, "small": 1e-3}}
 RATES["pairs"] = {"layers": 5e-5, "small": 1e-3}
 MRPC = 500
@@ -258,7 +259,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--teacher", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--steps", type=int, default=STEPS, help="of every arm")
-    parser.add_argument("--long", action="store_true", help=f"the second part: three layers, cosine, {LONG} steps")
+    parser.add_argument("--long", action="store_true", help=f"the second part: layers by the cosine, {LONG} steps")
     parser.add_argument("--speed", action="store_true", help="measure the texts a second, in one run")
     parser.add_argument(
         "--tables", action="store_true", help="write trials.csv, tables.md and the plot of what there is"
@@ -280,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for student in ("teacher", *LAYERS):
         run_trial(study, student, "none", 0)
     for seed in options.seeds:
-        for student, loss in [("3 layers", "cosine")] if options.long else ARMS:
+        for student, loss in LONG_ARMS if options.long else ARMS:
             run_trial(study, student, loss, seed)
     return 0
 
