@@ -6,19 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from capt.pretrain.base.paired import paired_difference
-from tests.studies.pretexts_tables import rule
-from tests.studies.seeds import spread
+from tests.studies.pretexts_tables import DECIDING, SETS, rule
+from tests.studies.seeds import mean_interval, seeds_compared, spread
 from tests.studies.support import table
 
-SETS = {
-    "stsb": "STS-B test, Spearman",
-    "qnli": "QNLI held out, MRR@10",
-    "cranfield": "Cranfield, nDCG@10",
-    "mrpc": "MRPC test, Spearman with the label",
-}
-DECIDING = ("stsb", "qnli", "cranfield")
-"""The sets of the rule; MRPC is kept back, and decides nothing."""
 TEACHER = ("teacher", "none")
 
 
@@ -72,7 +63,7 @@ def _shares(trials: Sequence[Trial]) -> str:
         for name in sets:
             top = getattr(own[0], name)
             values = [100 * getattr(trial, name) / top for trial in trials if trial[:2] == arm]
-            cells.append(_interval(values, sign=""))
+            cells.append(mean_interval(values, sign=""))
         rows.append([", ".join(arm), *cells])
     return table(["share of the teacher, %", *(SETS[name] for name in sets)], rows)
 
@@ -91,17 +82,10 @@ def _differences(trials: Sequence[Trial]) -> str:
                     break
                 if name in DECIDING:
                     by_set.append(differences)
-                above = sum(each > 0 for each in differences)
-                cells.append(f"{_interval(differences)}, {above} of {len(differences)}")
+                cells.append(seeds_compared(differences))
             else:
                 rows.append([f"{student}: {first} - {second}", *cells, rule(by_set) if len(by_set[0]) > 1 else ""])
     return table(["difference", *(SETS[name] for name in sets), "by the rule"], rows)
-
-
-def _interval(values: Sequence[float], sign: str = "+") -> str:
-    found = paired_difference([0.0] * len(values), values)
-    reach = "" if found.low is None else f" [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"
-    return f"{found.difference:{sign}.1f}{reach}"
 
 
 def _arms(trials: Sequence[Trial]) -> list[tuple[str, str]]:

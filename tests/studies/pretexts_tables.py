@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from capt.pretrain.base.paired import paired_difference
-from tests.studies.seeds import spread
+from tests.studies.seeds import seeds_compared, spread
 from tests.studies.support import table
 
 SETS = {
@@ -92,10 +91,7 @@ def _differences(trials: Sequence[Trial]) -> str:
                 break
             if name in DECIDING:
                 by_set.append(differences)
-            found = paired_difference([0.0] * len(differences), differences)
-            reach = "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
-            above = sum(each > 0 for each in differences)
-            cells.append(f"{found.difference:+.1f}{reach}, {above} of {len(differences)}")
+            cells.append(seeds_compared(differences))
         else:
             rows.append([f"{first} - {second}", *cells, rule(by_set) if len(by_set[0]) > 1 else ""])
     return table(["difference", *(SETS[name] for name in sets), "by the rule"], rows)

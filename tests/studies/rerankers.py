@@ -19,10 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from capt.pretrain.base.paired import paired_difference
 from tests.realdata import real_data
 from tests.studies.pairs_data import write_files
-from tests.studies.seeds import spread
+from tests.studies.seeds import seeds_compared, spread
 from tests.studies.support import capt, finish, same_settings, table, write_trials
 
 LENGTH, NEGATIVES = 64, 3
@@ -294,10 +293,9 @@ def tables(trials: Sequence[Trial]) -> str:
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> str:
     """Mean, t interval and seeds above 0 of a paired difference; BM25 is the same for every seed."""
-    found = [value - second.get(seed, second.get(0, float("nan"))) for seed, value in sorted(first.items())]
-    paired = paired_difference([0.0] * len(found), found)
-    reach = "" if paired.low is None else f" [{paired.low:+.1f}, {paired.high:+.1f}]"
-    return f"{paired.difference:+.1f}{reach}, {sum(each > 0 for each in found)} of {len(found)}"
+    return seeds_compared(
+        [value - second.get(seed, second.get(0, float("nan"))) for seed, value in sorted(first.items())]
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from capt.pretrain.base.paired import sign_flip_p
+from capt.pretrain.base.paired import paired_difference, sign_flip_p
 
 RESAMPLES = 10_000
 STATISTICS = ("95% bootstrap over seeds", "seeds in which it is above 0", "p, sign flips")
@@ -79,3 +79,15 @@ def clustered_error(correct: Mapping[str, Sequence[float]]) -> float:
     groups = len(correct)
     residuals = [sum(value - mean for value in group) for group in correct.values()]
     return float((groups / (groups - 1) * sum(r * r for r in residuals)) ** 0.5 / len(rows))
+
+
+def mean_interval(values: Sequence[float], sign: str = "+") -> str:
+    """Mean of a value of each seed, and its interval by Student's t where there are several that differ."""
+    found = paired_difference([0.0] * len(values), values)
+    reach = "" if found.low is None else f" [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"
+    return f"{found.difference:{sign}.1f}{reach}"
+
+
+def seeds_compared(differences: Sequence[float]) -> str:
+    """The same of differences, and in how many seeds they are above 0."""
+    return f"{mean_interval(differences)}, {sum(each > 0 for each in differences)} of {len(differences)}"

@@ -24,7 +24,7 @@ from capt.pretrain.retrieval.index_build import build_index as build_index
 from capt.pretrain.retrieval.index_files import GRAPH, PASSAGES, VECTORS, WORDS, Generation, read_search_record
 from capt.pretrain.retrieval.metrics import DEPTH
 from capt.pretrain.retrieval.options import EncoderOptions
-from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, scores_of
+from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, ordered_by_score
 from capt.pretrain.retrieval.search import BLOCK, TopK, pair_scores, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -285,6 +285,5 @@ class SearchIndex:
 
 def _reranked(reranker: PairScorer, query: str, hits: Sequence[Hit]) -> list[Hit]:
     """Order hits by the scores of a reranker; equal ones stay as they are."""
-    scores = scores_of(reranker, query, [hit.passage for hit in hits])
-    scored = [Hit(**{**vars(hit), "score": score}) for hit, score in zip(hits, scores, strict=True)]
-    return sorted(scored, key=lambda hit: -hit.score)
+    ordered = ordered_by_score(reranker, query, [hit.passage for hit in hits])
+    return [Hit(**{**vars(hits[number]), "score": score}) for number, score in ordered]

@@ -20,7 +20,7 @@ from capt.pretrain.retrieval.encode import EncodeOptions, embed, encode_in_batch
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions
-from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, load_reranker, scores_of
+from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, load_reranker, ordered_by_score
 from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring
 from capt.pretrain.retrieval.store import default_store
 
@@ -123,9 +123,8 @@ def neighbors(
 
 def _reranked(scorer: PairScorer, query: str, near: Sequence[TextNeighbor]) -> list[TextNeighbor]:
     """Order lines by the scores of a reranker; equal ones stay as they are."""
-    scores = scores_of(scorer, query, [each.text for each in near])
-    scored = [TextNeighbor(each.text, score) for each, score in zip(near, scores, strict=True)]
-    return sorted(scored, key=lambda each: -each.similarity)
+    texts = [each.text for each in near]
+    return [TextNeighbor(texts[number], score) for number, score in ordered_by_score(scorer, query, texts)]
 
 
 def nearest_texts(

@@ -152,8 +152,11 @@ def score_pairs(
     return scores
 
 
-def scores_of(scorer: PairScorer, query: str, documents: Sequence[str]) -> list[float]:
-    """The scores of a query with each of some documents, computed by this rank alone and stored nowhere."""
+def ordered_by_score(scorer: PairScorer, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
+    """The numbers of documents and their scores for a query, the best first; equal ones stay as they are.
+
+    They are computed by this rank alone, and stored nowhere.
+    """
     pairs = [(query, document) for document in documents]
     scores: list[float] = rows_in_batches(scorer, pairs, _ROLE, 1)[:, 0].tolist()
-    return scores
+    return sorted(enumerate(scores), key=lambda scored: -scored[1])
