@@ -6,10 +6,12 @@ from __future__ import annotations
 import sys
 
 from capt.pretrain.base.errors import missing_package
+from capt.pretrain.base.process import spin_briefly
 
 
 def main() -> None:
     """Run ``capt`` with the arguments of this process, and exit."""
+    spin_briefly()
     try:
         from capt.launcher.cli import main as run
     except ModuleNotFoundError as error:

@@ -7,9 +7,10 @@ its ranks read the merged job (``--merged``). Exit codes: 0 done, 1 failed, 2 ba
 from __future__ import annotations
 
 if __name__ == "__main__":  # before anything else is imported
-    from capt.pretrain.base.process import open_closed_streams
+    from capt.pretrain.base.process import open_closed_streams, spin_briefly
 
     open_closed_streams()
+    spin_briefly()
 
 import argparse
 import importlib.metadata

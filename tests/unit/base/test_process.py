@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,29 @@ def test_a_run_takes_the_threads_that_the_user_has_said(monkeypatch: pytest.Monk
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     run._set_threads(0)
     assert found == [5, 3, 7, 5]
+
+
+def test_threads_spin_briefly_unless_the_user_says_how_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ({}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}):
+        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+            monkeypatch.setitem(os.environ, name, "")
+            del os.environ[name]
+        os.environ.update(given)
+        process.spin_briefly()
+        found = {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ}
+        assert found == (given or {"GOMP_SPINCOUNT": "30000"})
+
+
+def test_a_rank_says_how_threads_wait_before_torch_is_loaded() -> None:
+    code = (
+        "import atexit, os, runpy, sys\n"
+        "atexit.register(lambda: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules))\n"
+        "sys.argv[1:] = ['mlm_tiny', 'no.key=1']\n"
+        "runpy.run_module('capt.pretrain', run_name='__main__')\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["30000", "False"], found.stderr
 
 
 def test_as_many_cores_are_usable_as_the_quota_lasts_for(monkeypatch: pytest.MonkeyPatch) -> None:
