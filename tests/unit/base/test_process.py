@@ -104,12 +104,12 @@ def test_a_rank_says_how_threads_wait_before_torch_is_loaded() -> None:
     code = (
         "import atexit, os, runpy, sys\n"
         "atexit.register(lambda: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules))\n"
-        "sys.argv[1:] = ['mlm_tiny', 'no.key=1']\n"
+        "sys.argv[1:] = ['--help']\n"
         "runpy.run_module('capt.pretrain', run_name='__main__')\n"
     )
     env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert found.stdout.split() == ["30000", "False"], found.stderr
+    assert found.stdout.split()[-2:] == ["30000", "False"], found.stderr
 
 
 def test_as_many_cores_are_usable_as_the_quota_lasts_for(monkeypatch: pytest.MonkeyPatch) -> None:
