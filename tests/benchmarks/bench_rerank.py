@@ -1,10 +1,10 @@
 """Training of a reranker: a step against the trainer of sentence-transformers' CrossEncoder.
 
 ``python -m tests.benchmarks.bench_rerank --encoder FOLDER`` needs the real data that CAPT_DATA names (``glue/QNLI``)
-and a BERT of Hugging Face (all-MiniLM-L6-v2). Both sides start from its weights, train in fp32 with dropout 0.1, AdamW and
-clipping at 1 on the same batches in the same order (8 questions of QNLI, each with its answer and 3 other sentences,
-at most 128 tokens a pair), live in a process of their own, make the C library keep freed memory alike, and take turns
-of a step with its batch.
+and a BERT of Hugging Face (all-MiniLM-L6-v2). Both sides start from its weights, train in fp32 with dropout 0.1, AdamW
+and clipping at 1 on the same batches in the same order (8 questions of QNLI, each with its answer and 3 other
+sentences, at most 128 tokens a pair), live in a process of their own, make the C library keep freed memory alike, and
+take turns of a step with its batch.
 
 - *infonce*: against ``ListNetLoss``, whose labels make it InfoNCE, all pairs in one forward pass as ours.
 - *bce*: against ``BinaryCrossEntropyLoss`` of the same pairs.
