@@ -1,10 +1,10 @@
 """The study behind docs/results/rerankers.md: which loss makes a reranker, and do its scores help the encoder?
 
-``CAPT_DATA=... python -m tests.studies.rerankers --out runs/rerankers`` trains an encoder of 2 layers on questions of
-QNLI, mines negatives with it, trains rerankers by three losses from it and from MiniLM, orders BM25's first 100 of
-Cranfield and of held-out QNLI by each, and trains the encoder on with and without the scores of the rerankers. Every
-measured trial is a file in ``trials/``; after each the command writes ``trials.csv`` and ``tables.md``. What is there
-is never run again, so the same command goes on after an interruption and with more ``--seeds``.
+``CAPT_DATA=... python -m tests.studies.rerankers --encoder FOLDER --out runs/rerankers`` mines negatives for questions
+of QNLI, trains rerankers from MiniLM and from two layers of it, orders BM25's first 100 of Cranfield and of held-out
+QNLI by each, and trains the two layers as an encoder with and without the scores of MiniLM's reranker. Every measured
+trial is a file in ``trials/``; after each the command writes ``trials.csv`` and ``tables.md``. What is there is never
+run again, so the same command goes on after an interruption and with more ``--seeds``.
 """
 
 from __future__ import annotations
@@ -24,30 +24,37 @@ from tests.studies.pairs_data import write_files
 from tests.studies.seeds import seeds_compared, spread
 from tests.studies.support import capt, finish, same_settings, table, write_trials
 
-LENGTH, NEGATIVES = 64, 3
+LENGTH, QUESTIONS = 64, 25
+"""Tokens of a pair or a text, and questions of each set that rerankers are measured on."""
+ROWS, NEGATIVES, RANKS = 480, 3, 30
+"""Questions that are trained on, and negatives of each, drawn once from so many of the nearest sentences."""
 SEARCHED = ("cranfield", "qnli")
 SETS = {"cranfield": "Cranfield, nDCG@10", "qnli": "QNLI held out, MRR@10"}
 LOSSES = ("infonce", "bce", "margin_mse")
-"""The losses of rerankers; the teacher of ``margin_mse`` is the reranker of ``infonce`` of its encoder and seed."""
-PAIRS_STEPS, STUDENT_STEPS, BATCH = 200, 100, 32
+TEACHER = ("minilm infonce", 1)
+"""The reranker, and its seed, whose scores ``margin_mse`` and the distilled encoder learn."""
+STUDENTS = ("labels", "distilled", "labels-equal-compute")
+STUDENT_STEPS, STUDENT_BATCH = 60, 16
+LAST, LAST_SEEDS = ("minilm bce", "minilm margin_mse"), 3
+"""The dearest arms come when all others are there, in the first so many seeds."""
 COMPARED = (
-    *((f"{encoder} {loss}", "bm25") for encoder in ("small", "minilm") for loss in LOSSES),
+    *((f"{encoder} {loss}", "bm25") for encoder in ("minilm", "small") for loss in LOSSES),
     *((f"{encoder} {loss}", f"{encoder} infonce") for encoder in ("small", "minilm") for loss in LOSSES[1:]),
-    ("distilled", "labels"), ("distilled", "labels-equal-compute"), ("distilled-minilm", "labels"), ("labels", "start"),
+    ("small margin_mse", "small bce"), ("labels", "start"), ("distilled", "start"), ("distilled", "labels"),
+    ("distilled", "labels-equal-compute"),
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
-    """The size of the training of an encoder's rerankers, and of their measurement."""
+    """The size of the training of an encoder's rerankers."""
 
     steps: int
     queries: int
     lr: str
-    questions: int
 
 
-ENCODERS = {"small": Reranking(120, 16, "5e-4", 60), "minilm": Reranking(25, 8, "1e-4", 20)}
+ENCODERS = {"small": Reranking(60, 8, "2e-4"), "minilm": Reranking(60, 8, "2e-4")}
 
 
 class Trial(NamedTuple):
@@ -71,13 +78,29 @@ class Study:
         """The folder of a run."""
         return self.out / "runs" / f"{name.replace(' ', '-')}-seed{seed}"
 
-    def start(self, encoder: str, seed: int) -> Path:
-        """The encoder from which rerankers of a seed are trained."""
-        return self.encoder if encoder == "minilm" else self.run("start", seed)
+    def start(self, encoder: str) -> Path:
+        """The encoder from which rerankers are trained."""
+        return self.encoder if encoder == "minilm" else self.out / "small"
 
-    def sets(self, encoder: str) -> list[Path]:
-        """The BEIR folders that rerankers of an encoder are measured on."""
-        return [self.out / "files" / encoder / name for name in SEARCHED]
+    @property
+    def mined(self) -> Path:
+        """Rows with negatives, the same for all arms and seeds."""
+        return self.out / "mined" / "train.jsonl"
+
+    @property
+    def scored(self) -> Path:
+        """The same rows with the teacher's scores."""
+        return self.out / "scored" / "pairs.jsonl"
+
+    @property
+    def first(self) -> list[Path]:
+        """The first questions of both sets, as BEIR folders."""
+        return [self.out / "files" / name for name in SEARCHED]
+
+    @property
+    def whole(self) -> list[Path]:
+        """Both sets."""
+        return [self.data / "retrieval" / "cranfield", self.out / "files" / "qnli_held_out.jsonl"]
 
     def trial(self, arm: str, seed: int) -> Path:
         """The file of a measured trial."""
@@ -85,17 +108,24 @@ class Study:
 
 
 def prepare(study: Study) -> None:
-    """Write the pairs, and the first questions of both sets as BEIR folders."""
-    files = study.out / "files"
+    """Write the pairs with their negatives, the first questions of both sets, and the small encoder."""
+    files, mined = study.out / "files", study.mined.parent
     (study.out / "trials").mkdir(parents=True, exist_ok=True)
-    if (files / "done").exists():
-        return
-    write_files(study.data, files)
-    whole = [study.data / "retrieval" / "cranfield", files / "qnli_held_out.jsonl"]
-    for encoder, size in ENCODERS.items():
-        for path, folder in zip(whole, study.sets(encoder), strict=True):
-            write_first(path, folder, size.questions)
-    (files / "done").touch()
+    if not (files / "done").exists():
+        write_files(study.data, files)
+        for path, folder in zip(study.whole, study.first, strict=True):
+            write_first(path, folder, QUESTIONS)
+        (files / "done").touch()
+    if not study.start("small").exists():
+        capt("shrink", study.encoder, study.start("small"), "--layers", "0,5")
+    if not study.mined.exists():
+        shutil.rmtree(mined, ignore_errors=True)
+        capt(
+            "mine", "--pairs", files / "qnli.jsonl", "--model", study.encoder, "--number", str(NEGATIVES),
+            "--last", str(RANKS), "--choice", "random", "--store", study.out / "vectors", "--out", mined,
+        )  # fmt: skip
+        rows = (mined / "pairs.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        study.mined.write_text("".join(rows[:ROWS]), encoding="utf-8")
 
 
 def write_first(path: Path, folder: Path, questions: int) -> None:
@@ -112,80 +142,58 @@ def write_first(path: Path, folder: Path, questions: int) -> None:
     (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]) + "\n")
 
 
-def train_start(study: Study, seed: int) -> None:
-    """Train the small encoder, from random weights, on the pairs of QNLI."""
-    random = study.run("random", seed)
-    finish(
-        random, "pretrain", "mlm_tiny", *_shared(study, seed), "schedule.max_steps=1", "schedule.warmup_steps=0",
-        "optimizer.lr=1e-12", "batch.global=8", "batch.micro=8", "validate.samples=8", "tokenizer.vocab_size=4096",
-        f"data.files=[{','.join(map(str, sorted((study.data / 'corpus').glob('books.valid.*'))))}]",
-    )  # fmt: skip
-    train_pairs(study, study.run("start", seed), seed, random, PAIRS_STEPS, study.out / "files" / "qnli.jsonl")
-
-
-def train_pairs(study: Study, folder: Path, seed: int, start: Path, steps: int, file: Path, *words: str) -> None:
-    """Train an encoder on pairs."""
-    finish(
-        folder, "pretrain", "pairs_tiny", *_shared(study, seed), f"model.init={start}", f"data.files={file}",
-        f"data.sequence_length={LENGTH}", "data.query_length=48", "data.validation_fraction=0",
-        f"batch.global={BATCH}", f"batch.micro={BATCH}", f"schedule.max_steps={steps}",
-        f"schedule.warmup_steps={steps // 10}", "optimizer.lr=1e-3", *words,
-    )  # fmt: skip
+def score(study: Study) -> Path:
+    """Have the teacher score every text of the rows, which stay as they are; the file."""
+    if not study.scored.exists():
+        shutil.rmtree(study.scored.parent, ignore_errors=True)
+        teacher = train_reranker(study, *TEACHER)
+        capt(
+            "mine", "--pairs", study.mined, "--model", study.encoder, "--cross-encoder", teacher,
+            "--number", "0", "--last", "1", "--store", study.out / "vectors", "--out", study.scored.parent,
+        )  # fmt: skip
+    return study.scored
 
 
 def _shared(study: Study, seed: int) -> list[str]:
     return [
         "run.threads=1", "run.tensorboard=false", f"run.seed={seed}", f"data.cache={study.out / 'cache'}",
-        "validate.every=0", "checkpoint.every=0",
+        f"data.sequence_length={LENGTH}", f"data.negatives={NEGATIVES}", "data.validation_fraction=0",
+        "model.dropout=0", "model.attention_dropout=0", "validate.every=0", "checkpoint.every=0",
     ]  # fmt: skip
 
 
-def mine(study: Study, encoder: str, seed: int, reranker: Path | None = None) -> Path:
-    """Mine negatives with the start of a seed, or have them scored by a reranker as well; the file of pairs."""
-    out = study.out / "mined" / f"{f'{encoder}-scored' if reranker else 'negatives'}-seed{seed}"
-    if not out.exists():
-        scores = ["--cross-encoder", reranker] if reranker else []
-        capt(
-            "mine", "--pairs", study.out / "files" / "qnli.jsonl", "--model", study.start("small", seed), *scores,
-            "--number", str(NEGATIVES), "--last", str(NEGATIVES + 1), "--store", study.out / "vectors", "--out", out,
-        )  # fmt: skip
-    return out / "pairs.jsonl"
-
-
-def train_reranker(study: Study, encoder: str, loss: str, seed: int) -> Path:
+def train_reranker(study: Study, arm: str, seed: int) -> Path:
     """Train a reranker; its run."""
-    size, folder = ENCODERS[encoder], study.run(f"{encoder} {loss}", seed)
-    teacher = study.run(f"{encoder} infonce", seed) if loss == "margin_mse" else None
+    encoder, loss = arm.split()
+    size, folder = ENCODERS[encoder], study.run(arm, seed)
     finish(
-        folder, "finetune", "rerank", "run.threads=1", "run.tensorboard=false", f"run.seed={seed}",
-        f"model.init={study.start(encoder, seed)}", f"data.train={mine(study, encoder, seed, teacher)}",
-        f"data.negatives={NEGATIVES}", f"data.sequence_length={LENGTH}", "data.validation_fraction=0",
-        f"batch.global={size.queries}", "schedule.epochs=null",
-        f"schedule.max_steps={size.steps}", f"optimizer.lr={size.lr}", f"loss.type={loss}", "checkpoint.best=null",
+        folder, "finetune", "rerank", *_shared(study, seed), f"model.init={study.start(encoder)}",
+        f"data.train={score(study) if loss == 'margin_mse' else study.mined}", f"loss.type={loss}",
+        f"batch.global={size.queries}", "schedule.epochs=null", f"schedule.max_steps={size.steps}",
+        f"optimizer.lr={size.lr}", "validate.per_epoch=null", "checkpoint.per_epoch=null", "checkpoint.best=null",
     )  # fmt: skip
     return folder
 
 
-def measure_reranker(study: Study, encoder: str, model: Path) -> tuple[dict[str, float], dict[str, float]]:
+def measure_reranker(study: Study, model: Path) -> tuple[dict[str, float], dict[str, float]]:
     """The figures x 100 of BM25's first 100 in the order of a reranker, and of BM25 itself."""
     from capt.pretrain.retrieval.encode import EncodeOptions
     from capt.pretrain.retrieval.rerank_evaluate import RerankSettings, evaluate_reranker
 
     with tempfile.TemporaryDirectory() as store:
-        found = evaluate_reranker(model, study.sets(encoder), EncodeOptions(Path(store)), RerankSettings())
+        found = evaluate_reranker(model, study.first, EncodeOptions(Path(store)), RerankSettings())
     both = [_figures(found, system) for system in ("reranked", "bm25")]
     return both[0], both[1]
 
 
-def measure_encoder(study: Study, model: Path) -> dict[str, float]:
-    """The figures x 100 of an encoder that searches on its own, for the questions of the small rerankers."""
+def measure_encoder(sets: Sequence[Path], model: Path) -> dict[str, float]:
+    """The figures x 100 of an encoder that searches on its own."""
     from capt.pretrain.retrieval.encode import EncodeOptions
     from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
     from capt.pretrain.retrieval.options import EncoderOptions
 
     with tempfile.TemporaryDirectory() as store:
-        options = EncodeOptions(Path(store))
-        found = evaluate(model, study.sets("small"), options, EncoderOptions(), RetrievalSettings())
+        found = evaluate(model, sets, EncodeOptions(Path(store)), EncoderOptions(length=LENGTH), RetrievalSettings())
     return _figures(found, "full")
 
 
@@ -194,56 +202,57 @@ def _figures(found: Mapping[str, Any], system: str) -> dict[str, float]:
     return {"cranfield": 100 * cranfield["ndcg@10"], "qnli": 100 * qnli["mrr@10"]}
 
 
-def steps_of_equal_compute(study: Study, seed: int) -> int:
-    """Steps on labels with the FLOP of the distilled student, its reranker and the scoring; the same for all seeds."""
+def steps_of_equal_compute(study: Study) -> int:
+    """Steps on labels with the FLOP of the distilled student, its teacher and the scoring; the same for all seeds."""
     from capt.pretrain.engine.checkpoint import find_best, read_job
     from capt.pretrain.registry import task_class
 
     note = study.out / "compute.json"
     if not note.exists():
         flops = {}
-        for name in ("labels", "small infonce"):
+        for name, seed in (("labels", TEACHER[1]), TEACHER):
             run = study.run(name, seed)
             job = read_job(find_best(run))
             flops[name] = task_class(job.task.type)(job, run).flops_per_step()
-        size = ENCODERS["small"]
-        rows = len(mine(study, "small", seed).read_text().splitlines())
-        # A forward pass is a third of a step; a row has its positive and every document that was found.
-        scoring = rows * (NEGATIVES + 2) / (size.queries * (NEGATIVES + 1)) / 3
-        more = (size.steps + scoring) * flops["small infonce"] / flops["labels"]
+        size = ENCODERS["minilm"]
+        # A forward pass is a third of a step. The document that mining finds beside those of a row is not needed.
+        scoring = ROWS / size.queries / 3
+        more = (size.steps + scoring) * flops[TEACHER[0]] / flops["labels"]
         note.write_text(json.dumps({"flops_per_step": flops, "steps": round(STUDENT_STEPS + more)}, indent=1) + "\n")
     return int(json.loads(note.read_text())["steps"])
 
 
 def run_seed(study: Study, seed: int) -> None:
-    """Train and measure what is missing of a seed."""
-    train_start(study, seed)
-    start = study.start("small", seed)
-    keep(study, "start", seed, lambda: measure_encoder(study, start))
-    for encoder in ENCODERS:
-        for loss in LOSSES:
-            arm = f"{encoder} {loss}"
-            if not study.trial(arm, seed).exists():
-                found, bm25 = measure_reranker(study, encoder, train_reranker(study, encoder, loss, seed))
-                keep(study, f"bm25 of {encoder}", 0, lambda found=bm25: found)
-                keep(study, arm, seed, lambda found=found: found)
-        scored = mine(study, encoder, seed, study.run(f"{encoder} infonce", seed))
-        arm = "distilled" if encoder == "small" else "distilled-minilm"
-        train_student(study, arm, seed, STUDENT_STEPS, scored, "distillation.weight=1")
-        if encoder == "small":
-            train_student(study, "labels", seed, STUDENT_STEPS, scored)
-            train_student(study, "labels-equal-compute", seed, steps_of_equal_compute(study, seed), scored)
+    """Train and measure what is missing of a seed, the dearest rerankers left out."""
+    for arm in (TEACHER[0], *(f"small {loss}" for loss in LOSSES)):
+        run_reranker(study, arm, seed)
+    for arm in STUDENTS:
+        run_student(study, arm, seed)
 
 
-def train_student(study: Study, arm: str, seed: int, steps: int, file: Path, *words: str) -> None:
-    """Train the start of a seed on, and measure it."""
+def run_reranker(study: Study, arm: str, seed: int) -> None:
+    """Train and measure a reranker, and BM25 beside the first one."""
+    if not study.trial(arm, seed).exists():
+        found, bm25 = measure_reranker(study, train_reranker(study, arm, seed))
+        keep(study, "bm25", 0, lambda: bm25)
+        keep(study, arm, seed, lambda: found)
+
+
+def run_student(study: Study, arm: str, seed: int) -> None:
+    """Train the two layers as an encoder, and measure it."""
     folder = study.run(arm, seed)
     if study.trial(arm, seed).exists():
         return
-    # The scores of the file are read where distillation asks for them alone.
-    words = ("data.form=flagembedding", f"data.negatives={NEGATIVES}", *words)
-    train_pairs(study, folder, seed, study.start("small", seed), steps, file, *words)
-    keep(study, arm, seed, lambda: measure_encoder(study, folder))
+    steps = steps_of_equal_compute(study) if arm == "labels-equal-compute" else STUDENT_STEPS
+    finish(
+        folder, "pretrain", "capt_pairs", *_shared(study, seed), f"model.init={study.start('small')}",
+        f"data.files={score(study)}", "data.form=flagembedding", "model.pooling=mean", f"data.query_length={LENGTH}",
+        f"batch.global={STUDENT_BATCH}", f"batch.micro={STUDENT_BATCH}", "schedule.epochs=null",
+        f"schedule.max_steps={steps}", f"schedule.warmup_steps={steps // 10}", "optimizer.lr=5e-5",
+        # The scores of the file are read where distillation asks for them alone.
+        *(["distillation.weight=1"] if arm == "distilled" else []),
+    )  # fmt: skip
+    keep(study, arm, seed, lambda: measure_encoder(study.whole, folder))
 
 
 def keep(study: Study, arm: str, seed: int, measure: Any) -> None:
@@ -265,34 +274,37 @@ def write_results(study: Study) -> None:
 
 
 def tables(trials: Sequence[Trial]) -> str:
-    """Figures of each arm, and paired differences over the seeds."""
+    """Figures of each arm, those of encoders that search all questions apart, and paired differences over the seeds."""
     values = {
         (arm, name): {trial.seed: getattr(trial, name) for trial in trials if trial.arm == arm}
         for arm in dict.fromkeys(trial.arm for trial in trials)
         for name in SETS
     }
     arms = list(dict.fromkeys(arm for arm, _ in values))
-    rows = [
-        [arm, str(len(values[arm, "qnli"])), *(spread(list(values[arm, name].values())) for name in SETS)]
-        for arm in arms
+
+    def figures(title: str, chosen: Sequence[str]) -> str:
+        rows = [
+            [arm, str(len(values[arm, "qnli"])), *(spread(list(values[arm, name].values())) for name in SETS)]
+            for arm in chosen
+        ]
+        return table([title, "seeds", *SETS.values()], rows)
+
+    encoders = [arm for arm in ("start", *STUDENTS) if arm in arms]
+    differences = [
+        [f"{first} - {second}", *(difference(values[first, name], values[second, name]) for name in SETS)]
+        for first, second in COMPARED
+        if first in arms and second in arms
     ]
-    differences = []
-    for first, second in COMPARED:
-        if second == "bm25":
-            second = f"bm25 of {first.partition(' ')[0]}"
-        if first in arms and second in arms:
-            cells = [difference(values[first, name], values[second, name]) for name in SETS]
-            differences.append([f"{first} - {second}", *cells])
-    return (
-        table(["arm", "seeds", *SETS.values()], rows)
-        + "\n\n"
-        + table(["difference", *SETS.values()], differences)
-        + "\n"
+    parts = (
+        figures(f"the first {QUESTIONS} questions", [arm for arm in arms if arm not in encoders]),
+        figures("all questions", encoders),
+        table(["difference", *SETS.values()], differences),
     )
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> str:
-    """Mean, t interval and seeds above 0 of a paired difference; BM25 is the same for every seed."""
+    """Mean, t interval and seeds above 0 of a paired difference; what was not trained is the same for every seed."""
     return seeds_compared(
         [value - second.get(seed, second.get(0, float("nan"))) for seed, value in sorted(first.items())]
     )
@@ -305,14 +317,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--encoder", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     options = parser.parse_args(words)
-    data = real_data(parser, "corpus", "glue", "retrieval", "vl")
+    data = real_data(parser, "glue", "retrieval", "vl")
     study = Study(options.out.resolve(), data, options.encoder.resolve())
     sizes = {name: dataclasses.asdict(size) for name, size in ENCODERS.items()}
-    same_settings(study.out, {"sizes": sizes, "steps": [PAIRS_STEPS, STUDENT_STEPS], "encoder": str(study.encoder)})
+    same_settings(study.out, {
+        "sizes": sizes, "student": [STUDENT_STEPS, STUDENT_BATCH], "rows": [ROWS, NEGATIVES, RANKS],
+        "questions": QUESTIONS, "encoder": str(study.encoder),
+    })  # fmt: skip
     prepare(study)
+    keep(study, "minilm alone", 0, lambda: measure_encoder(study.first, study.encoder))
+    keep(study, "start", 0, lambda: measure_encoder(study.whole, study.start("small")))
     for seed in options.seeds:
         run_seed(study, seed)
-        shutil.rmtree(study.out / "vectors", ignore_errors=True)
+    for seed in options.seeds[:LAST_SEEDS]:
+        for arm in LAST:
+            run_reranker(study, arm, seed)
     return 0
 
 
