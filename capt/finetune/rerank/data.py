@@ -25,7 +25,9 @@ class Splits(NamedTuple):
     digest: str
 
 
-def read_splits(job: RerankJob, tokenizer: TextTokenizer, length: int, *, types: bool) -> Splits:
+def read_splits(
+    job: RerankJob, tokenizer: TextTokenizer, length: int, *, types: bool, needs_teacher: bool = True
+) -> Splits:
     """Read, encode and divide the queries of a job. Collective.
 
     Args:
@@ -33,6 +35,7 @@ def read_splits(job: RerankJob, tokenizer: TextTokenizer, length: int, *, types:
         tokenizer: of the encoder.
         length: tokens of a pair at most, special tokens included.
         types: whether the encoder reads token types.
+        needs_teacher: refuse rows without a teacher's scores where the loss of the job reads them.
 
     Raises:
         DataError: rows that cannot be read, or that the loss of the job cannot train on; on all ranks.
@@ -68,7 +71,7 @@ def read_splits(job: RerankJob, tokenizer: TextTokenizer, length: int, *, types:
     # All ranks of held-out queries are measured.
     ranks = {"train": data.ranks}
     rows = {
-        key: usable(grouped(each, data), job, f"data.{key}", ranks.get(key, (0, None)))
+        key: usable(grouped(each, data), job, f"data.{key}", ranks.get(key, (0, None)), needs_teacher=needs_teacher)
         for key, each in found.items()
         if each is not None
     }

@@ -15,6 +15,7 @@ from capt.finetune.text_training import build_classifier
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.engine.checkpoint import read_metadata
 
 __all__ = ["as_text", "command"]
 
@@ -31,14 +32,15 @@ def command(
 
     Args:
         checkpoint: a checkpoint, or a run (its best one).
-        data: a file in any form of the training data; None = the queries that the run held out, which are read again.
+        data: a file in any form of the training data, with a teacher's scores or without; None = the queries that the
+            run held out, which are read again.
         out: JSON file to write the result to as well.
         batch: pairs a forward pass.
         progress: called with the pairs done and their number.
 
     Raises:
         CheckpointError: there is no such checkpoint of a ``rerank`` job.
-        DataError: the file cannot be read, or the run has held out no query.
+        DataError: the file cannot be read, the run has held out no query, or its files hold out others by now.
     """
     trained = load_fine_tuned(checkpoint, RerankJob, "rerank", build_classifier)
     job, length = trained.job, trained.job.data.sequence_length
@@ -46,12 +48,26 @@ def command(
     if data is not None:
         section = {"train": [str(data)], "validation": [], "validation_fraction": 0.0, "max_train": None}
         job = job.model_copy(update={"data": job.data.model_copy(update={**section, "ranks": (0, None)})})
-    splits = read_splits(job, trained.tokenizer, length, types=trained.model.reads_types)
+    # The loss of a teacher's scores cannot be told without them; the order can.
+    splits = read_splits(
+        job, trained.tokenizer, length, types=trained.model.reads_types, needs_teacher=data is None
+    )  # fmt: skip
     rows = splits.validation if data is None else CandidateRows(splits.train)
     if rows is None:
         raise DataError(f"{trained.checkpoint}: the run held out no query: name a file with --data FILE")
+    if data is None and _held_out(splits.digest) != _held_out(str(read_metadata(trained.checkpoint).task.get("rows"))):
+        files = ", ".join(job.data.validation or job.data.train)
+        raise DataError(
+            f"{files}: changed since {trained.checkpoint} was trained, and the queries that are held out now may be "
+            "trained ones: put the file back, or name queries with --data FILE"
+        )
     device = distributed.device()
     model = trained.model.to(device)
     metrics = evaluate_sets(model, {"": rows}, RerankObjective(job), batch, device, progress)
     title = "the candidates of held-out queries" if data is None else f"the candidates of {data.name}"
     return evaluation_result(trained.checkpoint, title, {"queries": rows.queries, "dev": len(rows)}, metrics, out)
+
+
+def _held_out(digest: str) -> str:
+    """The digest of the held-out rows in that of `Splits`."""
+    return digest.rpartition("validation ")[2]

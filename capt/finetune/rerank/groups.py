@@ -222,12 +222,19 @@ def grouped(rows: SourceRows, data: RerankData) -> SourceRows:
     )  # fmt: skip
 
 
-def usable(rows: SourceRows, job: RerankJob, what: str, ranks: tuple[int, int | None] = (0, None)) -> SourceRows:
+def usable(
+    rows: SourceRows,
+    job: RerankJob,
+    what: str,
+    ranks: tuple[int, int | None] = (0, None),
+    *,
+    needs_teacher: bool = True,
+) -> SourceRows:
     """The rows without negatives of other ``ranks``, or that are known positives of their query, and without queries
     that the loss cannot use.
 
     Raises:
-        DataError: no query is left, or the loss needs a teacher's scores, which are missing.
+        DataError: no query is left, or the loss needs a teacher's scores, which are missing (``needs_teacher``).
     """
     loss = LOSSES[job.loss.type]
     numbers = np.arange(len(rows))
@@ -244,7 +251,7 @@ def usable(rows: SourceRows, job: RerankJob, what: str, ranks: tuple[int, int | 
         negative_scores=None if scores is None else np.asarray(scores)[kept],
         digest=_digest(rows.digest, ranks, int(kept.sum())),
     )  # fmt: skip
-    if "teacher" in loss.needs:
+    if needs_teacher and "teacher" in loss.needs:
         _require_scores(found, job, what)
     lacking = {
         "a positive": ("positive" in loss.needs) & (found.positives.counts(numbers) == 0),

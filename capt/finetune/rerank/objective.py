@@ -113,6 +113,7 @@ class RerankObjective:
 
     def __init__(self, job: RerankJob) -> None:
         self._temperature = job.loss.temperature
+        self._reads_teacher = "teacher" in LOSSES[job.loss.type].needs
         self._function: Callable[..., Tensor] = globals()[LOSSES[job.loss.type].function]
 
     def losses(self, scores: Float[Tensor, " n"], candidates: CandidateList) -> Float[Tensor, " g"]:
@@ -128,12 +129,14 @@ class RerankObjective:
         return {"scores": outputs[:, 0]}
 
     def metrics(self, results: RowResults, rows: CandidateRows) -> dict[str, float]:
-        """The means of the figures, beside those of the scores that the rows have, and of the loss."""
+        """The means of the figures, beside those of the scores that the rows have, and of the loss if it is defined."""
         candidates, scores = rows.candidates, results["scores"]
         figures = [_figures(candidates, scores)]
         report = dict(zip(METRICS, figures[0], strict=True))
         if rows.is_scored:
             report |= dict(zip(STORED, _figures(candidates, candidates.teacher), strict=True))
+        if self._reads_teacher and np.isnan(candidates.teacher).any():
+            return report
         losses = self.losses(torch.from_numpy(scores.astype(np.float64)), candidates)
         return {"loss": float(losses.mean()), **report}
 

@@ -169,7 +169,10 @@ def mine(
     out: Annotated[Path, typer.Option(help="New folder for pairs.jsonl, audit.json and audit.html.")],
     corpus: Annotated[
         Path | None,
-        typer.Option(help="A BEIR folder, a table with text, or a text a line; default the positives of all pairs."),
+        typer.Option(
+            help="A folder of documents as for capt search build, a BEIR folder, a table with text, or a text a line; "
+            "default the positives of all pairs."
+        ),
     ] = None,
     rules: Rules,
     cross_encoder: Annotated[
@@ -201,10 +204,12 @@ def mine(
     if rules.number and not found:
         o.say("  no document passed the rules as a negative; loosen them")
 
-    train = f"capt pretrain capt_pairs model.init=MODEL data.files={quoted(out / 'pairs.jsonl')}"
     # By the names that were written: a label or a score of the input would make two texts of a row, and no negatives.
-    train += " data.form=flagembedding"
-    o.say(f"next: {train}" + (f" data.negatives={rules.number}" if found else ""))
+    written = f"{quoted(out / 'pairs.jsonl')} data.form=flagembedding"
+    negatives = f" data.negatives={rules.number}" if found else ""
+    o.say(f"next: capt pretrain capt_pairs model.init=MODEL data.files={written}{negatives}")
+    if found:
+        o.say(f"  or: capt finetune rerank model.init=MODEL data.train={written} (a reranker)")
 
 
 def mine_pairs(

@@ -23,19 +23,23 @@ from capt.pretrain.base.randomness import derive
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.pairs.known import positives_by_query
 from capt.pretrain.retrieval.audit import faults, histogram, page
-from capt.pretrain.retrieval.data import PairRow, read_documents, read_pair_rows
+from capt.pretrain.retrieval.data import Document, PairRow, is_collection, read_documents, read_pair_rows
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
+from capt.pretrain.retrieval.passages import PassageCutter
 from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
 from capt.pretrain.retrieval.search import by_id
+from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
 
 logger = logging.getLogger(__name__)
 
 PAIRS, AUDIT, PAGE = "pairs.jsonl", "audit.json", "audit.html"
 _SCORES = ("pos_scores", "neg_scores", "positive_scores", "negative_scores")
 _EXAMPLES = 20
+_CUT_TOGETHER = 1024
+"""Documents that are cut into passages together."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ def mine(
 
     Args:
         pairs: files for `read_pair_rows`.
-        corpus: see `read_documents`; without it, the positives of ``pairs``.
+        corpus: see `read_documents`, or a folder of documents, whose passages are those of a search; one that has a
+            positive in it, or is in one, is no negative. Without it, the positives of ``pairs``.
         model: see `load_text_encoder`.
         out: new folder.
         options: how texts are encoded and kept.
@@ -99,10 +104,14 @@ def mine(
         encoder = load_text_encoder(model, encoder_options)
         teacher = load_reranker(cross_encoder) if cross_encoder is not None else None
         rows = list(read_pair_rows(pairs))
-        documents = _distinct(read_documents(corpus) if corpus else _positives_of(rows))
-        titled = _titled(corpus) if corpus else {}
+        has_files = corpus is not None and corpus.is_dir() and not is_collection(corpus)
+        if corpus is None:
+            documents = _distinct(_positives_of(rows))
+        else:
+            documents = _distinct(_passages(corpus, encoder, out) if has_files else read_documents(corpus))
+        titled = _titled(corpus) if corpus and not has_files else {}
         _refuse_before_encoding(rows, documents, rules)
-    found = _search(encoder, rows, documents, titled, options, rules, progress)
+    found = _search(encoder, rows, documents, titled, options, rules, progress, are_passages=has_files)
     labels = None
     if teacher is not None:  # a cross-encoder orders the candidates anew, and its scores are the teacher's labels
         found, labels = _with_scores(rows, found, _cross_scores(teacher, rows, found, options, progress))
@@ -151,6 +160,16 @@ def _positives_of(rows: Sequence[PairRow]) -> Iterator[tuple[str, str]]:
             yield text_hash(text).hex(), text
 
 
+def _passages(folder: Path, encoder: TextEncoder, apart: Path) -> Iterator[Document]:
+    """The passages of the files in a folder, as a search of the encoder has them; ``apart`` is no source."""
+    cutter = PassageCutter(encoder)
+    documents = read_sources(find_sources([str(folder)], apart.resolve()), SourceOptions())
+    while window := list(islice(documents, _CUT_TOGETHER)):
+        for document, passages in zip(window, cutter.passages_of([each.text for each in window]), strict=True):
+            for begin, end in passages:
+                yield f"{document.name}:{begin}", document.text[begin:end]
+
+
 def _distinct(documents: Iterator[tuple[str, str]]) -> list[str]:
     """The texts of a corpus, each once, in an order that does not depend on that of the files."""
     # Texts that differ in case or spaces are one document, or a copy of a positive would pass for a negative.
@@ -174,6 +193,8 @@ def _search(
     options: EncodeOptions,
     rules: Rules,
     progress: ProgressCallback | None,
+    *,
+    are_passages: bool,
 ) -> list[_Found]:
     # A query is encoded and searched once, however many rows it has.
     queries = list(dict.fromkeys(row.query for row in rows))
@@ -193,7 +214,7 @@ def _search(
     alone = [titled.get(name, name) for name in names]
     # How far a ranking is read: up to ``last`` documents are left after the query itself and every copy of a positive.
     copies = Counter(alone)
-    excluded = 1 + max(sum(max(1, copies[name]) for name in own) for own in positives.values())
+    excluded = 1 + max(sum(max(1 + are_passages, copies[name]) for name in own) for own in positives.values())
     nearest = search(
         vectors,
         iter(documents),
@@ -214,6 +235,8 @@ def _search(
         # The positives and the query itself leave the ranking; what is nearer than the best positive is ahead of it.
         place = {i: nearest.scores[number, column] for column, i in enumerate(nearest.numbers[number].tolist())}
         kept = [i for i in ranked if names[i] not in its_own and alone[i] not in its_own]
+        if are_passages:  # they overlap, and are cut elsewhere than the positives
+            kept = [i for i in kept if not any(own in names[i] or names[i] in own for own in its_own)]
         best = float(scores.max())
         ahead = sum(float(place[i]) > best for i in kept)
         found[query] = _Found(

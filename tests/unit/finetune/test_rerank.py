@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from capt.finetune.rerank import evaluate
 from capt.finetune.rerank.batches import assemble
 from capt.finetune.rerank.data import Splits, read_splits
 from capt.finetune.rerank.groups import CandidateList, CandidateRows
@@ -43,25 +45,28 @@ def _splits(folder: Path, rows: list[dict[str, Any]], length: int = 32, **change
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_each_loss_is_the_literal_formula_for_ragged_groups_in_any_order(tmp_path: Path, kind: str) -> None:
-    """Groups of 2 to 32, several positives in some, and their order is not that of their numbers."""
+    """Groups of 1 to 32, several positives in some, and their order is not that of their numbers."""
     generator = np.random.default_rng(0)
     temperature = 0.7 if LOSSES[kind].scaled else 1.0
     objective = RerankObjective(_job(tmp_path, loss={"type": kind, "temperature": temperature}))
-    groups = np.repeat([3, 0, 2, 1], [2, 32, 7, 4])
+    names, sizes = [3, 0, 2, 1], [2, 32, 7, 4]
+    if not LOSSES[kind].needs & {"positive", "negative"}:  # others leave a group of one out
+        names, sizes = [*names, 4], [*sizes, 1]
+    groups = np.repeat(names, sizes)
     positive = generator.random(len(groups)) < 0.3
     for place in np.unique(groups, return_index=True)[1]:
-        positive[place : place + 2] = [True, False]
+        positive[place : place + 2] = [True, False][: len(groups) - place]
     s, t = generator.normal(size=(2, len(groups))) * 3
     none = np.zeros_like(groups)
     scores, literal = (torch.from_numpy(s.copy()).requires_grad_() for _ in range(2))
     losses = objective.losses(scores, CandidateList(groups, none, none, positive, t, t, none))
-    of_queries = [groups == group for group in (3, 0, 2, 1)]
+    of_queries = [groups == group for group in names]
     expected = torch.stack([
         literal_loss(kind, literal[here], torch.from_numpy(t[here]), positive[here].tolist(), temperature)
         for here in of_queries
     ])  # fmt: skip
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
-    weights = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
+    weights = torch.tensor([1.0, -2.0, 3.0, 0.5, -1.0], dtype=torch.float64)[: len(names)]
     for each in (losses, expected):
         (each * weights).sum().backward()
     torch.testing.assert_close(scores.grad, literal.grad, rtol=1e-10, atol=1e-12)
@@ -134,6 +139,25 @@ def test_grades_that_are_no_positives_are_gains_and_no_first_hit(tmp_path: Path)
     found = RerankObjective(_job(tmp_path, **job)).metrics({"scores": scores}, held_out)
     assert found["mrr@10"] == 0.5
     assert found["ndcg@10"] == pytest.approx((1 + 3 / np.log2(3)) / (3 + 1 / np.log2(3)))
+    # Of equal scores the positive is last.
+    equal = RerankObjective(_job(tmp_path, **job)).metrics({"scores": np.zeros(5)}, held_out)
+    assert equal["mrr@10"] == pytest.approx(1 / 3)
+
+
+def test_ten_thousand_candidates_of_a_query_are_a_step_of_small_passes(tmp_path: Path) -> None:
+    words = ("stone", "house", "river")
+    many = {"query": "a query", "pos": ["good"], "neg": [f"{words[i % 3]} {i} " * (1 + i % 20) for i in range(9_999)]}
+    train = _splits(tmp_path, [many, *ragged_rows(3, 3)], data={"negatives": 20_000}).train
+    candidates = train.draw(np.arange(4), np.zeros(4, dtype=np.int64))
+    steps = [assemble(train, candidates, 4, (4, 4096), 4, rank) for rank in range(4)]
+    assert max(part.inputs.tokens.numel() for step in steps for part in step.parts) <= 4096
+    assert np.unique(steps[0].order[steps[0].order >= 0]).tolist() == list(range(len(candidates)))
+    tokens = [sum(part.inputs.tokens.numel() for part in step.parts) for step in steps]
+    assert max(tokens) < 1.01 * min(tokens), "no rank has more to do than the others"
+    scores = torch.linspace(-3, 3, len(candidates), dtype=torch.float64)
+    first = RerankObjective(_job(tmp_path)).losses(scores, candidates)[0]
+    own = torch.from_numpy(candidates.groups == 0)
+    torch.testing.assert_close(first, scores[own].logsumexp(0) - scores[own & torch.from_numpy(candidates.positive)][0])
 
 
 def test_the_prompt_of_a_row_is_an_encoders(tmp_path: Path) -> None:
@@ -171,8 +195,48 @@ def test_a_group_of_one_is_left_out_with_a_word_and_kept_by_a_loss_of_single_pai
         assert len(_splits(tmp_path, rows).train) == 3
     assert "1 query without a negative left out" in caplog.text
     assert len(_splits(tmp_path, rows, loss={"type": "bce"}).train) == 4
+    unanswered = [{"query": "none", "document": f"d{i}", "score": 0} for i in range(2)]
+    answered = [{"query": "q", "document": f"d{i}", "score": i} for i in range(2)]
+    assert len(_splits(tmp_path, [*unanswered, *answered]).train) == 1
+    assert "1 query without a positive left out" in caplog.text
     # Its grade makes it a negative, and of that rank none is drawn.
     graded = [{"query": f"q{i % 4}", "document": f"d{i}", "score": int(i % 4 > 0)} for i in range(8)]
     graded = [{"query": "none", "document": "d", "score": 0}, *graded]
     assert len(_splits(tmp_path, graded, loss={"type": "bce"}, data={"ranks": [2, 9]}).train) == 3
     assert "2 queries without a candidate left out" in caplog.text
+
+
+def test_an_evaluation_reads_files_without_scores_and_refuses_other_queries_than_were_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run by a teacher's scores; its model likes short pairs."""
+
+    class Shortest(torch.nn.Module):
+        reads_types = False
+
+        def forward(self, tokens: torch.Tensor, types: None, padded: bool) -> torch.Tensor:
+            return -(tokens != 1).sum(1, keepdim=True).float()
+
+    rows = ragged_rows(40, 3)
+    changes: dict[str, Any] = {
+        "data": {"validation_fraction": 0.3, "sequence_length": 32}, "loss": {"type": "kl"}
+    }  # fmt: skip
+    digest = _splits(tmp_path, rows, **changes).digest
+    trained = SimpleNamespace(
+        checkpoint=tmp_path / "step-3", model=Shortest(), job=_job(tmp_path, **changes),
+        tokenizer=load_tokenizer(tmp_path / "tokens"),
+    )  # fmt: skip
+    monkeypatch.setattr(evaluate, "load_fine_tuned", lambda *_: trained)
+    monkeypatch.setattr(evaluate, "read_metadata", lambda _: SimpleNamespace(task={"rows": digest}))
+    held_out = evaluate.command(tmp_path)
+    assert held_out["rows"]["queries"] < 40
+    assert {"loss", "ndcg@10", "stored/ndcg@10"} <= held_out["metrics"].keys()
+    plain = write_rows(
+        tmp_path / "plain.jsonl", [{key: row[key] for key in ("query", "pos", "neg")} for row in rows]
+    )  # fmt: skip
+    found = evaluate.command(tmp_path, data=plain)
+    assert found["rows"] == {"queries": 40, "dev": sum(1 + len(row["neg"]) for row in rows)}
+    assert found["metrics"].keys() == {"ndcg@10", "mrr@10"}
+    write_rows(tmp_path / "pairs.jsonl", [{**row, "query": row["query"] + " again"} for row in rows])
+    with pytest.raises(DataError, match=r"pairs\.jsonl: changed since .*step-3 was trained, .* --data FILE"):
+        evaluate.command(tmp_path)

@@ -26,5 +26,8 @@ def test_the_next_command_asks_for_negatives_that_there_are(
     said = CliRunner().invoke(app, ["mine", *arguments, "--out", str(tmp_path / "mined")]).output
     assert "data.form=flagembedding" in said
     assert ("data.negatives=2" in said) == (found > 0)
+    # A reranker learns from negatives alone.
+    reranker = f"capt finetune rerank model.init=MODEL data.train={tmp_path / 'mined' / 'pairs.jsonl'}"
+    assert (reranker in said) == (found > 0)
     assert ("no document passed the rules as a negative" in said) == (found == 0)
     assert (f"rows with fewer than 2 negatives: {few}" in said) == (few > 0)

@@ -217,6 +217,28 @@ def test_a_copy_of_a_positive_is_no_negative(copy: dict[str, str], tmp_path: Pat
     assert sorted(line["neg"]) == ["a house", "a stone"]
 
 
+def test_passages_of_a_folder_are_those_of_a_search_and_none_holds_a_positive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long document is cut in three, one of which holds the answer."""
+    monkeypatch.setattr(room, "load_text_encoder", lambda *_: ToyEncoder(length=12))
+    folder = tmp_path / "documents"
+    (folder / "below").mkdir(parents=True)
+    parts = ["Stone house road.", "A king opens the Door, at night.", "Bread water fire wind tree."]
+    (folder / "long.md").write_text("\n\n".join(parts))
+    (folder / "below" / "other.html").write_text("<p>A queen <b>sings</b>.</p>")
+    (folder / "short.txt").write_text("the door")  # a part of the answer
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"query": "what does the king do", "pos": ["opens  the door"]}) + "\n")
+    # A folder for the output within the documents is no source.
+    audit = mine([pairs], folder, Path("toy"), folder / "out", EncodeOptions(folder / "out.store"), EncoderOptions(),
+                 Rules(number=2, last=2))  # fmt: skip
+    (line,) = (json.loads(line) for line in (folder / "out" / "pairs.jsonl").read_text().splitlines())
+    assert audit["documents"] == 5
+    assert len(line["neg"]) == 2
+    assert {text.strip() for text in line["neg"]} <= {parts[0], parts[2], "A queen sings ."}
+
+
 @pytest.mark.parametrize(("row", "says"), [
     ({"query": "a", "pos": ["b"], "neg": ["c", "c "]}, "has a negative twice"),
     ({"query": "a", "pos": ["b"], "neg": ["B"]}, "is a positive of the same query"),
