@@ -120,6 +120,14 @@ class TextInputs(NamedTuple):
     padded: bool
 
 
+class LengthGroup(NamedTuple):
+    """Rows of similar length: their numbers, the tokens of the longest, and whether another one is shorter."""
+
+    rows: Int[Tensor, " _"]
+    longest: int
+    padded: bool
+
+
 class TextRows:
     """EncodedTexts texts or pairs of texts with their labels, as a `capt.finetune.batches.RowSet`.
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from capt.finetune.batches import Batch, TextInputs, TextRows
+from capt.finetune.batches import Batch, LengthGroup, TextInputs, TextRows
 from capt.finetune.config import TextJob
 from capt.finetune.evaluation import Objective, RowResults
 from capt.finetune.load import load_backbone
@@ -141,7 +141,11 @@ class Classifier(nn.Module):
         self._activation = _ACTIVATIONS[activation]
 
     def forward(
-        self, tokens: Int[Tensor, "n L"], types: Int[Tensor, "n L"] | None, padded: bool
+        self,
+        tokens: Int[Tensor, "n L"],
+        types: Int[Tensor, "n L"] | None,
+        padded: bool,
+        groups: Sequence[LengthGroup] | None = None,
     ) -> Float[Tensor, "n outputs"]:
         """Logits (of scores: score / 5), in fp32 also under autocast.
 
@@ -149,14 +153,22 @@ class Classifier(nn.Module):
             tokens: ids, padded on the right.
             types: token types, where the encoder reads them.
             padded: whether any token is padding.
+            groups: rows that the encoder reads together, without the padding beyond their longest; None = all rows.
         """
-        x = self.encoder(tokens, types, padded)
+        x = self.encoder(tokens, types, padded) if groups is None else self._of_groups(tokens, types, groups)
         if self.norm is None:
             x = self._activation(self.dense(dropout(x, self.probability, self.training)))
         else:
             x = self.norm(self._activation(self.dense(x)))
         x = dropout(x, self.probability, self.training)
         return self.out(x).float()  # type: ignore[no-any-return]
+
+    def _of_groups(self, tokens: Tensor, types: Tensor | None, groups: Sequence[LengthGroup]) -> Float[Tensor, "n h"]:
+        states = [
+            self.encoder(tokens[rows, :longest], None if types is None else types[rows, :longest], padded)
+            for rows, longest, padded in groups
+        ]
+        return torch.cat(states)[torch.cat([group.rows for group in groups]).argsort()]
 
 
 # What a classifier's outputs mean on labelled texts: loss, predictions and metrics.

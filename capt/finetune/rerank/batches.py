@@ -5,15 +5,17 @@ Every rank divides the step for all ranks, so that all agree on the number of fo
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 
-from capt.finetune.batches import TextInputs
+from capt.finetune.batches import LengthGroup, TextInputs
 from capt.finetune.rerank.groups import CandidateList, Groups
-from capt.pretrain.pairs.batches import divided
+from capt.pretrain.pairs.batches import divided, groups_by_length
 
 Places = Int64[np.ndarray, " _"]
 
@@ -25,11 +27,13 @@ class RerankPart:
     Attributes:
         inputs: their tokens.
         places: their places among the candidates of the step.
+        groups: the same pairs in groups of similar length, while that saves padding.
         counts: False for a copy of another micro-batch, whose loss counts 0: other ranks have one more.
     """
 
     inputs: TextInputs
     places: Places
+    groups: list[LengthGroup]
     counts: bool = True
 
 
@@ -71,21 +75,26 @@ def assemble(
         of_ranks = _dealt(lengths, budget, world)
         # The last pairs of a step may be too few for all ranks.
         order = np.concatenate([np.where(counts, places, -1) for rank_ in of_ranks for places, counts in rank_])
-        parts = [RerankPart(_inputs(groups, candidates, places), places) for places, _ in of_ranks[rank]]
+        parts = [_part(groups, candidates, places) for places, _ in of_ranks[rank]]
     else:
         queries_of = _balanced(sizes * longest, world)
         divisions = [_whole(mine, sizes, longest, most) for mine in queries_of]
         count = max(map(len, divisions))
         mine = divided(divisions[rank], min(count, len(queries_of[rank])))
         places = [np.concatenate([np.arange(starts[q], starts[q + 1]) for q in each]) for each in mine]
-        parts = [RerankPart(_inputs(groups, candidates, each), each) for each in places]
+        parts = [_part(groups, candidates, each) for each in places]
         fewest = min(parts, key=lambda part: len(part.places))
-        parts += [RerankPart(fewest.inputs, fewest.places, counts=False)] * (count - len(parts))
+        parts += [dataclasses.replace(fewest, counts=False)] * (count - len(parts))
     return RerankStep(parts, candidates, queries, order, int(lengths.sum()))
 
 
-def _inputs(groups: Groups, candidates: CandidateList, places: Places) -> TextInputs:
-    return groups.inputs(candidates.take(places))
+def _part(groups: Groups, candidates: CandidateList, places: Places) -> RerankPart:
+    pairs = candidates.take(places)
+    by_length = []
+    for rows in groups_by_length(torch.from_numpy(pairs.lengths)):
+        lengths = pairs.lengths[rows.numpy()]
+        by_length.append(LengthGroup(rows, int(lengths.max()), bool((lengths != lengths[0]).any())))
+    return RerankPart(groups.inputs(pairs), places, by_length)
 
 
 def _balanced(tokens: Places, world: int) -> list[Places]:

@@ -47,6 +47,7 @@ class RehearsedReranker(RehearsedTask):
         return RerankTraining.step(self, engines, step, progress)  # type: ignore[arg-type]
 
     _in_one_pass = RerankTraining._in_one_pass
+    _by_length = RerankTraining._by_length
     flops_per_step = RerankTraining.flops_per_step
 
 
@@ -69,4 +70,4 @@ def rehearse(job: RerankJob, world: int) -> Rehearsal:
     lengths = f"{pairs} candidates of each query, every pair of {task.length} tokens, the longest that the job allows"
     if n * task.length > job.batch.micro_tokens:
         lengths += f", in one pass whatever batch.micro_tokens is ({job.batch.micro_tokens:,})"
-    return Rehearsal(task, RerankPart(inputs, np.arange(n)), (*assumed, lengths), longest=True)
+    return Rehearsal(task, RerankPart(inputs, np.arange(n), []), (*assumed, lengths), longest=True)

@@ -75,12 +75,19 @@ class RerankTraining(TextFineTuning):
         progress.tokens += batch.tokens
         return {"loss": total, "grad_norm": engine.gradient_norm()}
 
+    def _by_length(self, engine: Engine) -> bool:
+        # Padding is what a processor's step is made of; a GPU prefers few large kernels, and ZeRO 3 gathers the
+        # parameters for every pass, whose number must then be the same on all ranks.
+        return engine.device.type == "cpu" and self.job.engine.zero_stage < 3
+
     def _in_one_pass(self, engine: Engine, batch: RerankStep) -> Tensor:
-        total = torch.zeros((), device=engine.device)
+        total, by_length = torch.zeros((), device=engine.device), self._by_length(engine)
         # The engine averages over ranks and micro-batches.
         scale = distributed.world_size() * len(batch.parts) / batch.queries
         for part in batch.parts:
-            losses = self.objective.losses(_scores(engine, part), batch.candidates.take(part.places))
+            losses = self.objective.losses(
+                _scores(engine, part, by_length=by_length), batch.candidates.take(part.places)
+            )
             loss = losses.sum() * (scale if part.counts else 0.0)
             engine.backward(loss)
             engine.step(loss)
@@ -93,9 +100,9 @@ class RerankTraining(TextFineTuning):
         The second pass draws the dropout of the first (`capt.pretrain.contrast.cached`).
         """
         assert batch.order is not None
-        cache = RepresentationCache()
+        cache, by_length = RepresentationCache(), self._by_length(engine)
         for part in batch.parts:
-            cache.record(lambda part=part: (_scores(engine, part),))  # type: ignore[misc]
+            cache.record(lambda part=part: (_scores(engine, part, by_length=by_length),))  # type: ignore[misc]
         (mine,) = cache.views()
         order = torch.from_numpy(batch.order).to(engine.device)
         is_copy = order < 0
@@ -112,7 +119,7 @@ class RerankTraining(TextFineTuning):
         for number, part in enumerate(batch.parts):
             cache.rewind(number)
             own, gradients = gradients[: len(part.places)], gradients[len(part.places) :]
-            engine.backward((_scores(engine, part) * own).sum())
+            engine.backward((_scores(engine, part, by_length=by_length) * own).sum())
             engine.step(loss.detach())
         return loss.detach()
 
@@ -138,13 +145,14 @@ class RerankTraining(TextFineTuning):
         ]
 
 
-def _scores(engine: Engine, part: RerankPart) -> Tensor:
-    """The scores of the pairs of a micro-batch."""
+def _scores(engine: Engine, part: RerankPart, *, by_length: bool) -> Tensor:
+    """The scores of the pairs of a micro-batch; ``by_length``: rows of similar length are encoded together."""
     # A step of thousands of candidates is no hang: each pass is watched by itself.
     heartbeat.enter("step")
     inputs = part.inputs
     types = None if inputs.types is None else inputs.types.to(engine.device, non_blocking=True)
-    output: Tensor = engine(inputs.tokens.to(engine.device, non_blocking=True), types, inputs.padded)
+    groups = part.groups if by_length and inputs.padded else None
+    output: Tensor = engine(inputs.tokens.to(engine.device, non_blocking=True), types, inputs.padded, groups)
     return output[:, 0]
 
 

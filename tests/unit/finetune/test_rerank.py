@@ -88,6 +88,9 @@ def test_every_pair_of_a_step_is_on_one_rank_once_and_ranks_have_as_many_passes(
                 for part in step.parts:
                     shape = part.inputs.tokens.shape
                     assert shape[0] == 1 or shape.numel() <= budget
+                    lengths = candidates.lengths[part.places]
+                    assert sorted(torch.cat([group.rows for group in part.groups]).tolist()) == list(range(shape[0]))
+                    assert all(group.longest == lengths[group.rows].max() for group in part.groups)
                     counted = np.full(len(part.places), part.counts)
                     if order is not None:
                         own, order = order[: len(part.places)], order[len(part.places) :]
