@@ -205,11 +205,12 @@ def mine(
         o.say("  no document passed the rules as a negative; loosen them")
 
     # By the names that were written: a label or a score of the input would make two texts of a row, and no negatives.
-    written = f"{quoted(out / 'pairs.jsonl')} data.form=flagembedding"
-    negatives = f" data.negatives={rules.number}" if found else ""
-    o.say(f"next: capt pretrain capt_pairs model.init=MODEL data.files={written}{negatives}")
+    written = out / "pairs.jsonl"
+    train = f"capt pretrain capt_pairs model.init=MODEL data.files={quoted(written)} data.form=flagembedding"
+    o.say(f"next: {train}" + (f" data.negatives={rules.number}" if found else ""))
     if found:
-        o.say(f"  or: capt finetune rerank model.init=MODEL data.train={written} (a reranker)")
+        reranker = f"capt finetune rerank model.init=MODEL data.train={quoted(written)} data.form=flagembedding"
+        o.say(f"  or a reranker: {reranker}")
 
 
 def mine_pairs(
