@@ -94,13 +94,13 @@ help:
 
 install: $(VENV)/.installed
 
-# The release of Python is looked at before anything is made, and that of an environment which is there: the pins are for 3.11.5.
-PYTHON_IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))'
+# The release of Python is looked at before anything is made, and that of an environment which is there: the pins are for 3.11.
+PYTHON_IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) $(PYTHON_IS_NEW_ENOUGH) 2>/dev/null || { echo "error: the pinned packages need Python 3.11.5 or newer, and $(PYTHON) is" \
+	@$(PYTHON) $(PYTHON_IS_NEW_ENOUGH) 2>/dev/null || { echo "error: the pinned packages need Python 3.11 or newer, and $(PYTHON) is" \
 	    "$$($(PYTHON) --version 2>&1 | head -n 1): make install PYTHON=python3.12 (without one: docs/install.md)" >&2; exit 1; }
-	@test ! -x $(BIN)/python || $(BIN)/python $(PYTHON_IS_NEW_ENOUGH) || { echo "error: the pinned packages need Python 3.11.5 or" \
+	@test ! -x $(BIN)/python || $(BIN)/python $(PYTHON_IS_NEW_ENOUGH) || { echo "error: the pinned packages need Python 3.11 or" \
 	    "newer, and $(VENV) has $$($(BIN)/python --version 2>&1): rm -r $(VENV) && make install" >&2; exit 1; }
 	@$(PYTHON) install.py $(VENV)
 	@touch $@

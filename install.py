@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LOWEST = (3, 11, 5)
+LOWEST = (3, 11)
 CONSTRAINTS = HERE / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 AS_UV = {
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         return failure("give the folder of the environment: python3 install.py .venv")
     if sys.version_info < LOWEST:
         said = f"{sys.executable} is {sys.version.split()[0]}: docs/install.md"
-        return failure(f"the pinned packages need Python 3.11.5 or newer, and {said}")
+        return failure(f"the pinned packages need Python 3.11 or newer, and {said}")
     if os.environ.get("TORCH", "") not in ("", "cpu", "cuda"):
         return failure(f"TORCH={os.environ['TORCH']}: choose from cpu, cuda")
     folder, begun = Path(arguments[0]), time.monotonic()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)
 
 STARTS = ("pretrain", "resume", "finetune", "sweep")  # by --dry-run: it merges, checks and plans the whole job
 SMALLER = {"50265": "370", "step-00000200": "step-00000002", "/shared/runs/large": "runs/large", "128": "16"}
-SMALLER |= {"--pictures=2000": "--pictures=60"}
+SMALLER |= {"--pictures=2000": "--pictures=60", "sentence-transformers/all-MiniLM-L6-v2": "exported-st"}
 """Words of the commands that are made smaller, or moved, for the small world of this test."""
 
 SMALL_MIXTURE = """base: capt_tiny
@@ -41,6 +41,7 @@ SHARDS = ["data", "prepare", "capt_small", "data.files=my.txt", "tokenizer.path=
 MICROWORLD = ["regions", "microworld", "--out", "world", "--pictures", "60"]
 IMPORT = ["regions", "import", "world/pictures/train.tsv", "--out", "store"]
 EXPORT = ["convert", "runs/first", "exported-st", "--to", "sentence-transformers"]
+INDEX = ["search", "build", "documents", "--model", "exported-st", "--out", "index"]
 MADE_BY = {
     "tok": ("tok", TOKENIZER),
     "tokenizer.path=tok": ("tok", TOKENIZER),
@@ -50,6 +51,7 @@ MADE_BY = {
     "store": ("store", IMPORT),
     "data.regions=store": ("store", IMPORT),
     "exported-st": ("exported-st", EXPORT),
+    "index": ("index", INDEX),
     "words.txt": ("words.txt", ["convert", "runs/words", "words.txt", "--to", "word2vec"]),
     "model.init=words.txt": ("words.txt", ["convert", "runs/words", "words.txt", "--to", "word2vec"]),
     "words.bin": ("words.bin", ["convert", "runs/words", "words.bin", "--to", "gensim"]),
@@ -99,9 +101,14 @@ NOT_RUN = {
     "capt compare": "needs the figures of an evaluation; tests/unit/retrieval",
     "capt evaluate sentence-transformers/": "needs a stock encoder; tests/unit/retrieval/test_evaluate.py",
     "capt pretrain capt_pairs data.files=articles.csv": "needs a stock encoder; tests/e2e/test_pairs.py",
+    "capt pretrain capt_pairs data.files=pairs.csv": "needs a stock encoder; tests/e2e/test_pairs.py",
     "capt convert runs/titles": "needs a run of pairs; tests/e2e/test_pairs.py",
     "uvicorn": "starts a service; tests/unit/test_serve.py",
-    "capt search": "needs an index; tests/unit/retrieval/test_index.py",
+    "capt search build documents --model exported ": "needs a run of pairs; tests/e2e/test_pairs.py",
+    "capt search build documents --model exported-titles": "needs a run of pairs; tests/e2e/test_pairs.py",
+    "capt search index what is asked --rerank": "needs a reranker; tests/unit/retrieval/test_index.py",
+    "capt search measure index questions.csv --rerank": "needs a reranker; tests/unit/retrieval/test_index.py",
+    "capt search index --json": "reads the standard input; tests/unit/retrieval/test_index.py",
     "capt mine": "needs pairs; tests/unit/retrieval",
     "capt pretrain my_job.yaml --launcher ray": "needs a core for every rank; tests/sweep/test_cluster.py",
     "capt report runs/capt-1": "the same as of runs/first, which is run; tests/unit/report",
@@ -267,6 +274,11 @@ def _pairs(folder: Path) -> None:
     rows = [{"query": f"Where is river {n}?", "pos": [text]} for n, text in enumerate(texts)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "articles.csv").write_text("title,body\na cat,a cat sat on the mat\na dog,a dog ran in the rain\n")
+    for name, text in (("billing.md", "Invoices are cancelled here.\n"), ("errors/41.txt", "The disk is full.\n")):
+        (folder / "documents" / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / "documents" / name).write_text(text)
+    asked = "query,document\nhow are invoices cancelled,documents/billing.md\nerror 41,documents/errors/41.txt\n"
+    (folder / "questions.csv").write_text(asked)
     (folder / "qa.csv").write_text("title,body\n" + "".join(f"Where is {n}?,{text}\n" for n, text in enumerate(texts)))
     for name, key in (("corpus", "d"), ("queries", "q")):
         lines = [json.dumps({"_id": f"{key}{n}", "title": "", "text": f"{text} {key}"}) for n, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""Each script of ``examples`` at a tiny size, and the Python of README and its guide page, in one process."""
+"""Each script of ``examples`` at a tiny size, and all Python of README and its guide page, in one process."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def test_every_example_runs(tmp_path: Path) -> None:
     assert len(found["compare"]) == 2
     assert all("ndcg@10" in figures and "bm25" in figures for figures in found["compare"])
     assert found["loop"][-1] < found["loop"][0] / 2
+    assert [set(names) >= {"rows"} for names in found["guide"]] == [True, False, False]
+    assert "prediction" in found["guide"][1]
+    rows_written, ndcg = found["audit"]
+    assert rows_written == len(TEXTS)
+    assert 0 < ndcg <= 1
 
 
 def _all(folder: Path) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def _all(folder: Path) -> dict[str, Any]:
     Path("table.csv").write_text(
         "text,label\n" + "".join(f"{text},{('low', 'high')[n > 29]}\n" for n, text in enumerate(TEXTS))
     )
-    beir = _beir(folder / "beir")
+    beir = _beir(folder / "beir/nfcorpus")
     given = {
         "search": ["my.txt", "--ask", "river 7", "--model", encoder],
         "pairs": ["pairs.jsonl", "--model", encoder, "--batch", "8", "--steps", "2"],
@@ -65,9 +70,17 @@ def _all(folder: Path) -> dict[str, Any]:
 
 
 def _run_guide(found: dict[str, Any]) -> None:
-    """Run the first block of the guide's page on the model that the example of pairs has left."""
-    Path("exported-st").symlink_to(found["pairs"].resolve())
-    exec(next(blocks(ROOT / "docs/guide/python.md", "python")), {})
+    """Run the blocks of the guide's page on the files that it names, made by the examples."""
+    made = {"exported-st": found["pairs"], "runs/mine": "runs/labels-example", "runs/first": "encoder"}
+    for name, source in made.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).symlink_to(Path(source).resolve())
+    found["guide"] = []
+    for body in blocks(ROOT / "docs/guide/python.md", "python"):
+        names: dict[str, Any] = {}
+        exec(body, names)
+        found["guide"].append(sorted(set(names) - {"__builtins__", "capt"}))
+    found["audit"] = names["audit"]["rows_written"], names["figures"]["sections"][0]["metrics"]["ndcg@10"]
 
 
 def _names(value: Any) -> set[str]:

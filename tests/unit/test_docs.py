@@ -205,11 +205,11 @@ def test_every_yaml_block_is_a_job_or_a_sweep(tmp_path: Path) -> None:
 
 
 def test_every_python_block_runs_or_at_least_compiles() -> None:
-    """Blocks that need nothing but this project are run; tests/distributed/test_recipes.py runs the recipes."""
+    """Blocks that need nothing but this project are run; tests/distributed/test_recipes.py has the recipes."""
     for page in OURS:
         for body in blocks(page, "python"):
             code = compile(body, str(page.relative_to(ROOT)), "exec")
-            if "from capt" in body and page.name != "recipes.md":
+            if "from capt" in body and "def train(" not in body:
                 exec(code, {})
 
 

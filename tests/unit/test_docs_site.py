@@ -211,6 +211,16 @@ def test_the_shipped_queues_are_those_of_the_jobs() -> None:
         ), name
 
 
+def test_the_table_of_rates_has_those_of_the_shipped_jobs() -> None:
+    page = (ROOT / "docs/guide/pairs.md").read_text()
+    rows = re.findall(r"^\| .+? \| ([\d,]+) \| ([\d.e-]+) \| .*? \| .*?`(?:capt finetune )?(\w+)`", page, re.M)
+    assert {name for _, _, name in rows} >= {"capt_pairs", "pairs_tiny", "pairs_weak", "pairs_hard", "mine"}
+    for pairs, rate, name in rows:
+        train = "data.train=x" if name == "mine" else "data.files=x"
+        job = load_job(name, [train, "model.init=x"])
+        assert (job.batch.global_, job.optimizer.lr) == (int(pairs.replace(",", "")), float(rate)), name
+
+
 def test_the_figures_of_the_landing_page_are_those_of_the_benchmark() -> None:
     picture = (ROOT / "docs/speed.svg").read_text()
     record = json.loads((ROOT / "docs/benchmarks/step.json").read_text())

@@ -34,7 +34,7 @@ def test_an_old_python_is_one_line_and_leaves_no_environment(tmp_path: Path) -> 
     done = _make(f"VENV={tmp_path}/env", f"PYTHON={_old_python(tmp_path / 'python3')}")
     first = done.stderr.splitlines()[0]
     assert done.returncode
-    assert first.startswith("error: the pinned packages need Python 3.11.5 or newer, and ")
+    assert first.startswith("error: the pinned packages need Python 3.11 or newer, and ")
     assert first.endswith("is Python 3.10.13: make install PYTHON=python3.12 (without one: docs/install.md)")
     assert not (tmp_path / "env").exists()
 
@@ -43,7 +43,7 @@ def test_an_environment_of_an_old_python_is_not_taken(tmp_path: Path) -> None:
     _old_python(tmp_path / "env/bin/python")
     done = _make(f"VENV={tmp_path}/env", f"PYTHON={sys.executable}")
     assert done.returncode
-    expected = f"error: the pinned packages need Python 3.11.5 or newer, and {tmp_path}/env has Python 3.10.13: rm"
+    expected = f"error: the pinned packages need Python 3.11 or newer, and {tmp_path}/env has Python 3.10.13: rm"
     assert done.stderr.startswith(expected)
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_installed_is_one_line(
     assert install.main([]) == install.main([str(tmp_path / "env")]) == 1
     monkeypatch.setenv("TORCH", "CPU")
     assert install.main([str(tmp_path / "env")]) == 1
-    monkeypatch.setattr(install.sys, "version_info", (3, 11, 2))
+    monkeypatch.setattr(install.sys, "version_info", (3, 10, 13))
     assert install.main([str(tmp_path / "new")]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     for line, words in zip(

@@ -44,7 +44,7 @@ def test_a_range_begins_with_a_tested_release_and_ends_before_the_next_major_one
 
 
 def _pins(name: str) -> dict[str, str]:
-    pins = (line.split("==") for line in (ROOT / name).read_text().splitlines() if "==" in line)
+    pins = (line.partition(";")[0].split("==") for line in (ROOT / name).read_text().splitlines() if "==" in line)
     return {canonicalize_name(package): release for package, release in pins}
 
 

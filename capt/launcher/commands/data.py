@@ -29,7 +29,7 @@ app = typer.Typer(help="Prepare and inspect corpora.", rich_markup_mode=None)
 @app.command(
     epilog="\b\nExample: capt data prepare capt_small data.files=corpus.txt tokenizer.path=tok --out shards\n"
     "Example: capt data prepare capt_small 'data.files=web/*.jsonl.zst' tokenizer.path=tok --out shards --workers 16 "
-    "--filter min_words=50 --filter languages=en --filter exact=true"
+    "--filter min_words=50 --filter exact=true"
 )
 def prepare(
     context: typer.Context,

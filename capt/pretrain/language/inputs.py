@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, MissingModelError, quoted
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.sources import named, source_of
-from capt.pretrain.models.hf_config import hub_id
+from capt.pretrain.models.hf_config import hub_hint, hub_id
 
 if TYPE_CHECKING:
     from capt.pretrain.models.architecture import EncoderConfig
@@ -124,7 +124,9 @@ def check_hf_folder(folder: Path) -> None:
     from capt.pretrain.models.sentence_folder import encoder_folder
 
     if not folder.is_dir():
-        raise MissingModelError(f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub")
+        raise MissingModelError(
+            f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub{hub_hint(folder)}"
+        )
     folder = encoder_folder(folder)
     if not (folder / "config.json").is_file():
         is_run = (folder / "config.yaml").is_file() or (folder / "checkpoints").is_dir()
@@ -187,7 +189,9 @@ def describe_initial_model(init: Path) -> str:
     if hub_id(init) is not None:
         return f"the hub's model {init}, fetched at the start"
     if not init.is_dir():
-        raise MissingModelError(f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder")
+        raise MissingModelError(
+            f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder{hub_hint(init)}"
+        )
     if is_hf(init):
         read_description(init)
         _require_weights(encoder_folder(init))

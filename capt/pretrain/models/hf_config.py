@@ -62,10 +62,23 @@ def is_hub_id(text: str) -> bool:
 def hub_id(path: Path) -> tuple[str, str | None] | None:
     """The repository and the revision that ``path`` names, or None where it is or may be a path of this machine."""
     match = _ID.fullmatch(str(path))
-    # A first part that is a folder here means a path, also one that is mistyped.
-    if match is None or path.exists() or path.is_symlink() or Path(path.parts[0]).exists():
+    if match is None or path.exists() or path.is_symlink():
+        return None
+    # A first part that is a folder here means a path, also one that is mistyped; a revision has the hub alone.
+    if match["revision"] is None and Path(path.parts[0]).exists():
         return None
     return match["repo"], match["revision"]
+
+
+def hub_hint(path: Path) -> str:
+    """Return the end of a message about a missing folder that looks like a hub id: the name that the hub is asked for.
+
+    It is empty for every other path.
+    """
+    match, first = _ID.fullmatch(str(path)), path.parts[0] if path.parts else ""
+    if match is None or match["revision"] is not None or path.exists() or not Path(first).exists():
+        return ""
+    return f" (a folder {first} is here, so this is a path; the hub's model is {path}@main)"
 
 
 def origin(path: Path, folder: Path) -> str:
@@ -85,16 +98,24 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
     Raises:
         MissingModelError: the hub has no such model or revision, or cannot be reached and has no copy in its cache.
     """
-    named = hub_id(path)
-    if named is None:
-        return path
     from huggingface_hub import constants
 
+    named = hub_id(path)
+    if named is None:
+        _say_which(path, Path(constants.HF_HUB_CACHE))
+        return path
     folder = _snapshot(*named, files, constants.HF_HUB_CACHE)
     # The encoder of a sentence-transformers folder, and what follows it, may be in any folder within.
     if "config.json" in files and (folder / "modules.json").is_file() and (more := module_files(folder)):
         _snapshot(named[0], folder.name, (*files, *more), constants.HF_HUB_CACHE)
     return folder
+
+
+@functools.cache
+def _say_which(path: Path, cache: Path) -> None:
+    """Log that a folder is taken where the hub client keeps a model of the same name."""
+    if is_hub_id(str(path)) and path.is_dir() and (cache / f"models--{str(path).replace('/', '--')}").is_dir():
+        logger.info("%s: the folder here, and not the hub's model of this name, which is %s@main", path, path)
 
 
 @functools.cache

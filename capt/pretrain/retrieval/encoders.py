@@ -28,7 +28,7 @@ from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
 from capt.pretrain.models.foreign.encoder import read_encoder
 from capt.pretrain.models.heads import mean_over_tokens
-from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
+from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, hub_hint, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.sentence_folder import SETTINGS, pooling_file, require_embedder
 from capt.pretrain.pairs.batches import PaddedTexts
@@ -349,7 +349,7 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
         pooling = options.pooling or trained.job.trained_pooling or "mean"
         facts = facts_of(hashes_of_checkpoint(checkpoint), pooling)
     else:
-        raise CheckpointError(f"{path}: no such folder")
+        raise CheckpointError(f"{path}: no such folder{hub_hint(path)}")
     embed, is_run = _embed_of(trained.model, pooling, str(path)), not is_hf(folder)
     usual = _usual_length(folder)
     # Position rows beyond the windows of training are random still, but for a model that came with more.

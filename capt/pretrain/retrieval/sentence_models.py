@@ -20,7 +20,7 @@ from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.engine.task import Role
 from capt.pretrain.models.architecture import encoder_class
 from capt.pretrain.models.foreign.families import FAMILIES
-from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
+from capt.pretrain.models.hf_config import SENTENCE_FILES, hub_hint, local_folder
 from capt.pretrain.models.hf_folder import PICKLES, read_json, require_regular, require_weights
 from capt.pretrain.models.sentence_folder import (
     ROUTERS,
@@ -53,7 +53,7 @@ def load_sentence_model(path: Path) -> Any:
     folder = local_folder(path, SENTENCE_FILES)
     if not (folder / "modules.json").is_file():
         what = "no modules.json; capt convert --to sentence-transformers writes such a folder"
-        raise CheckpointError(f"{path}: {what if folder.is_dir() else 'no such folder'}")
+        raise CheckpointError(f"{path}: {what if folder.is_dir() else 'no such folder' + hub_hint(path)}")
     _check(folder)
     require_embedder(folder, _keys(folder / "config.json"), _keys(folder / SETTINGS))
     from sentence_transformers import SentenceTransformer
@@ -102,7 +102,8 @@ def load_cross_encoder(path: Path) -> Any:
     folder = local_folder(path, SENTENCE_FILES)
     wanted = "give the folder or hub id of a cross-encoder, a model with one score for a pair of texts"
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-        raise CheckpointError(f"{path}: no config.json; {wanted}")
+        what = "no config.json" if folder.is_dir() else "no such folder"
+        raise CheckpointError(f"{path}: {what}; {wanted}{hub_hint(path)}")
     _check(folder)
     config, kind = _keys(folder / "config.json"), _keys(folder / SETTINGS).get("model_type")
     if (folder / "modules.json").is_file() and kind != "CrossEncoder":

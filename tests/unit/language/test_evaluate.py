@@ -268,7 +268,7 @@ def test_texts_are_encoded_alike_alone_and_in_a_padded_batch(home: Path) -> None
 
 def test_errors_come_before_the_work(home: Path, tmp_path: Path) -> None:
     text = home / "text.txt"
-    with pytest.raises(ConfigError, match=r"nothing to evaluate on: .*\(--text\).*\(--sts\)"):
+    with pytest.raises(ConfigError, match=r"nothing to evaluate on: .*\(--text\).*\(--sts\).*\(--retrieval\)"):
         evaluate(home / "capt")
     with pytest.raises(DataError, match=r"^--text: .*absent\.txt does not exist"):
         command(home / "capt", text=[tmp_path / "absent.txt"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -11,7 +13,11 @@ import pytest
 from huggingface_hub import constants
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.models.hf_config import SENTENCE_FILES, hub_id, local_folder, origin, source_path
+from capt.pretrain.language.inputs import check_hf_folder
+from capt.pretrain.models.hf_config import SENTENCE_FILES, hub_hint, hub_id, local_folder, origin, source_path
+from capt.pretrain.retrieval.encoders import load_text_encoder
+from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.sentence_models import load_cross_encoder, load_sentence_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -66,6 +72,32 @@ def test_what_may_be_a_path_is_never_asked_for(
     path = source_path(given)
     assert hub_id(path) is None
     assert local_folder(path) == path
+
+
+def test_a_folder_named_like_a_model_of_the_hub_is_said(
+    offline: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where both are there the folder is taken; where it is missing the message says why the hub was not asked."""
+    for name in ("x/mine", "x/y", "model"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    snapshots = {name: cached(offline, name, tmp_path / "model") for name in ("x/y", "x/absent")}
+    caplog.set_level(logging.INFO)
+    assert local_folder(Path("x/mine")) == Path("x/mine")
+    assert caplog.text == ""
+    assert local_folder(Path("x/y")) == Path("x/y")
+    assert "x/y: the folder here, and not the hub's model of this name, which is x/y@main" in caplog.text
+    for name, snapshot in snapshots.items():
+        assert local_folder(Path(f"{name}@main")) == snapshot
+    encode = partial(load_text_encoder, options=EncoderOptions())
+    for refuses in (check_hf_folder, encode, load_sentence_model, load_cross_encoder):
+        with pytest.raises(
+            CheckpointError, match=r"folder x is here, so this is a path; .* is x/absent@main"
+        ) as caught:
+            refuses(Path("x/absent"))
+        assert "\n" not in str(caught.value)
+    for plain in ("absent", "x/y/absent", "../x/absent", "a/absent"):
+        assert hub_hint(Path(plain)) == ""
 
 
 def test_only_weights_json_and_tokenizer_files_are_fetched(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

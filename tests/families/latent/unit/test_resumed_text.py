@@ -36,5 +36,6 @@ def test_sentences_of_both_splits_are_counted(tmp_path: Path, caplog: pytest.Log
     known = {*train}
     own = [line for line in held_out.read_text().splitlines() if line not in known][:5]
     held_out.write_text("\n".join([*train[:3], *own]) + "\n")
-    LatentTask(small_job("vae", tmp_path, tmp_path / "run"), tmp_path / "run")
+    task = LatentTask(small_job("vae", tmp_path, tmp_path / "run"), tmp_path / "run")
+    assert task.next_steps(Path("runs/x"))[0].startswith("capt latent sample runs/x "), "text is looked at first"
     assert f"validation text overlaps training text: 3 of {3 + len(own)} sentences are in both" in caplog.text
