@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
 from capt.tokenizer.encode import TextTokenizer
 
+logger = logging.getLogger(__name__)
+
 
 class RerankTraining(TextFineTuning):
     """The loss of each query's candidates, its mean over the queries of a step, and the order of held-out ones."""
@@ -40,6 +43,11 @@ class RerankTraining(TextFineTuning):
         assert isinstance(job, RerankJob)
         self._digest = ""
         super().__init__(job, run_dir, {}, validation_name="validation")
+        if not self.validation and self.job.checkpoint.best is not None:
+            if distributed.rank() == 0:
+                logger.warning("no query is held out (data.validation_fraction), so no checkpoint is the best one")
+            checkpoint = self.job.checkpoint.model_copy(update={"best": None})
+            self.job = self.job.model_copy(update={"checkpoint": checkpoint})
         self._identity = {**self._identity, "rows": Identity(self._digest, "data.*")}
 
     def read_rows(  # type: ignore[override]
@@ -138,8 +146,11 @@ class RerankTraining(TextFineTuning):
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Measure the reranker, and export it."""
+        measure = f"capt evaluate {quoted(run_dir)} (nDCG@10 and MRR@10 of the held-out queries)"
+        if not self.validation:
+            measure = f"capt evaluate {quoted(run_dir)} --data FILE (nDCG@10 and MRR@10 of its queries)"
         return [
-            f"capt evaluate {quoted(run_dir)} (nDCG@10 and MRR@10 of the held-out queries)",
+            measure,
             f"capt report {quoted(run_dir)} (its curves; several runs: their table)",
             f"capt convert {quoted(run_dir)} OUT --to hf (for CrossEncoder and transformers)",
         ]

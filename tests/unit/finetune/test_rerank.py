@@ -17,10 +17,11 @@ from capt.finetune.rerank.data import Splits, read_splits
 from capt.finetune.rerank.groups import CandidateList, CandidateRows
 from capt.finetune.rerank.losses import LOSSES
 from capt.finetune.rerank.objective import RerankObjective
+from capt.finetune.rerank.task import RerankTraining
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.tokenizer.encode import load_tokenizer
-from tests.finetune import write_vocabulary
+from tests.finetune import write_encoder, write_vocabulary
 from tests.rerank import literal_loss, ragged_rows, write_rows
 
 
@@ -207,6 +208,16 @@ def test_a_group_of_one_is_left_out_with_a_word_and_kept_by_a_loss_of_single_pai
     graded = [{"query": "none", "document": "d", "score": 0}, *graded]
     assert len(_splits(tmp_path, graded, loss={"type": "bce"}, data={"ranks": [2, 9]}).train) == 3
     assert "2 queries without a candidate left out" in caplog.text
+
+
+def test_a_run_without_held_out_queries_has_no_best_checkpoint(tmp_path: Path) -> None:
+    """Of few queries the usual share holds out none."""
+    write_encoder(tmp_path / "encoder")
+    write_rows(tmp_path / "pairs.jsonl", ragged_rows(40, 3))
+    for fraction, best in ((0.0, None), (0.3, "ndcg@10")):
+        task = RerankTraining(_job(tmp_path, data={"validation_fraction": fraction}), tmp_path / "run")
+        assert task.job.checkpoint.best == best
+        assert ("--data FILE" in task.next_steps(tmp_path)[0]) == (best is None)
 
 
 def test_an_evaluation_reads_files_without_scores_and_refuses_other_queries_than_were_held_out(
