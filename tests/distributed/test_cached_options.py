@@ -52,7 +52,13 @@ def _checkpointed(folder: Path, family: str, stage: int, kind: str) -> dict[str,
     )
 
 
-@pytest.mark.parametrize(("family", "stages"), [("language", (0, 1, 3)), ("vision-language", (3,))])
+@pytest.mark.parametrize(
+    ("family", "stages"),
+    [
+        ("language", (0, 1, 3)),
+        pytest.param("vision-language", (3,), marks=pytest.mark.family),
+    ],
+)
 def test_activation_checkpointing_changes_no_gradient(tmp_path: Path, family: str, stages: tuple[int, ...]) -> None:
     """The bound notices dropout that is drawn anew."""
     kinds = ("none", "full", "offload", *(["fairscale"] if find_spec("fairscale") else []))

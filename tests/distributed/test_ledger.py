@@ -196,6 +196,7 @@ def test_what_the_model_was_really_fed_counts(tmp_path: Path) -> None:
     assert "--checkpoint step-00000002" in fault.remedy
 
 
+@pytest.mark.family
 def test_vision_language_on_two_ranks_then_one(tmp_path: Path) -> None:
     batch = {"global": 8, "micro": None}
     mapping = vision_language_mapping(tmp_path, batch=batch, checkpoint={"every": 2}, schedule={"max_steps": 6})

@@ -69,7 +69,9 @@ def _on_both(hosts: Hosts, work: Path, words: list[str], code: int) -> str:
     return log.read_text(errors="replace")
 
 
-@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "pairs" else pytest.param(kind, marks=pytest.mark.family) for kind in JOBS]
+)
 def test_a_job_has_the_same_losses_on_two_hosts(hosts: Hosts, kind: str) -> None:
     work = _work(hosts, kind)
     (work / "job.yaml").write_text(job_to_yaml(JOBS[kind](work)))

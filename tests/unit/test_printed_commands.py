@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -76,16 +77,19 @@ def _unquoted_in_log(call: ast.Call, text: str) -> Iterator[int]:
             yield call.lineno
 
 
-def _sources() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (ROOT / "capt" / package).rglob("*.py"))
+@functools.cache
+def _sources() -> tuple[list[str], list[tuple[str, str]]]:
+    """Places with a command in which a value is not quoted, and every text of the source but docstrings."""
+    unquoted, texts = [], []
+    for path in sorted(path for package in PACKAGES for path in (ROOT / "capt" / package).rglob("*.py")):
+        tree, name = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT)
+        unquoted += [f"{name}:{line}" for line in _unquoted(tree)]
+        texts += [(f"{name}:{line}", text) for line, text in _texts(tree)]
+    return unquoted, texts
 
 
 def test_every_value_in_a_printed_command_is_quoted() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in _sources()
-        for line in _unquoted(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    found = _sources()[0]
     assert not found, f"write quoted(...) around what stands in a command: {', '.join(sorted(set(found)))}"
 
 
@@ -262,20 +266,17 @@ def test_a_remedy_that_a_message_prints_mends_the_file(number: int, tmp_path: Pa
     assert remedy.read(path)
 
 
-def _texts() -> Iterator[tuple[str, str]]:
-    """Every text of the source but docstrings, with its place; a value in it is one control character."""
-    for path in _sources():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        left_out = inner | {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if id(node) in left_out:
-                continue
-            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield place, node.value
-            elif isinstance(node, ast.JoinedStr):
-                yield place, "".join(str(p.value) if isinstance(p, ast.Constant) else "\x01" for p in node.values)
+def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every text but docstrings, with its line; a value in it is one control character."""
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    left_out = inner | {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield node.lineno, "".join(str(p.value) if isinstance(p, ast.Constant) else "\x01" for p in node.values)
 
 
 def _is_run(command: str) -> bool:
@@ -284,7 +285,7 @@ def _is_run(command: str) -> bool:
 
 
 def test_every_command_of_a_shell_that_a_message_prints_is_run_by_a_test() -> None:
-    found = [(place, match[0]) for place, text in _texts() for match in SHELL.finditer(text)]
+    found = [(place, match[0]) for place, text in _sources()[1] for match in SHELL.finditer(text)]
     new = [f"{place}: {text}" for place, text in found if not _is_run(text) and not text.startswith((*NOT_RUN, *_SEEN))]
     assert not new, f"add a case to REMEDIES that runs: {new}"
     tools = {text.partition(" ")[0] for _, text in found}
@@ -334,7 +335,7 @@ _PROSE = {
 def test_every_command_of_capt_that_a_message_prints_is_there_with_its_options() -> None:
     root: Any = typer.main.get_command(app)
     checked, wrong = 0, []
-    for place, text in _texts():
+    for place, text in _sources()[1]:
         for match in _CAPT.finditer(text):
             command, words = root, match[1].split()
             while words and (inner := getattr(command, "commands", {}).get(words[0])) is not None:

@@ -115,8 +115,9 @@ def test_validation_without_gradients() -> None:
 
 def test_numerical_gradient() -> None:
     """Independent of any oracle: finite differences of the loss itself, through the normalisation."""
-    queue = _queue()
-    raw = unit(3, D, seed=4).requires_grad_(), unit(3, D, seed=5).requires_grad_()
+    queue = ShardedQueue(40, 9, dtype=torch.float64)
+    queue.enqueue(unit(40, 9, seed=6))
+    raw = unit(3, 9, seed=4).requires_grad_(), unit(3, 9, seed=5).requires_grad_()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         x, y = (torch.nn.functional.normalize(rows, dim=-1) for rows in (x, y))

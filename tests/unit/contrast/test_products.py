@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import get_args
 
@@ -27,6 +28,16 @@ def _rows() -> tuple[Tensor, Tensor, Tensor]:
     return s, s_hat, torch.cat([clustered(K // 2, D, seed=6).float(), unit(K - K // 2, D, seed=7, dtype=torch.float32)])
 
 
+@functools.cache
+def _exact(tau: float, dtype: torch.dtype) -> tuple[float, Tensor]:
+    """Loss and both gradients of the rows in float64, those of the queue as it holds them."""
+    s, s_hat, queued = _rows()
+    problem = Problem(s, s_hat, torch.zeros(N, dtype=torch.int64), queued.to(dtype), tau)
+    exact, d_s, d_s_hat, _ = problem.solve()
+    return exact, torch.cat([d_s, d_s_hat])
+
+
+@functools.cache
 def _solve(tau: float, precision: Precision, impl: str = "chunked", dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Loss and both gradients, and the same of the rows that the queue holds in float64."""
     s, s_hat, queued = _rows()
@@ -38,9 +49,9 @@ def _solve(tau: float, precision: Precision, impl: str = "chunked", dtype: torch
     loss.backward()
     assert s.grad is not None
     assert s_hat.grad is not None
-    problem = Problem(s.detach(), s_hat.detach(), torch.zeros(N, dtype=torch.int64), queue.rows, tau)
-    exact, d_s, d_s_hat, _ = problem.solve()
-    return [loss.detach(), torch.cat([s.grad, s_hat.grad]), torch.tensor(exact), torch.cat([d_s, d_s_hat])]
+    assert torch.equal(queue.rows, queued.to(dtype))
+    exact, gradient = _exact(tau, dtype)
+    return [loss.detach(), torch.cat([s.grad, s_hat.grad]), torch.tensor(exact), gradient]
 
 
 def _bounds(tau: float, delta: float) -> tuple[float, Tensor]:

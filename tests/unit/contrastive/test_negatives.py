@@ -19,7 +19,11 @@ from tests.vision_language import vision_language_mapping
 
 
 @pytest.mark.parametrize(
-    ("task", "mapping"), [(LanguageTask, language_mapping), (VisionLanguageTask, vision_language_mapping)]
+    ("task", "mapping"),
+    [
+        (LanguageTask, language_mapping),
+        pytest.param(VisionLanguageTask, vision_language_mapping, marks=pytest.mark.family),
+    ],
 )
 def test_a_contrast_of_one_sample_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: type[ContrastTask], mapping: object

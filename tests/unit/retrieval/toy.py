@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import zlib
@@ -16,6 +17,11 @@ from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.rerankers import PairScorer
 from capt.pretrain.retrieval.store import Pair
 from tests.finetune import sentence, write_encoder
+
+
+@functools.cache
+def _of_word(word: str, dimension: int) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(word.encode())).standard_normal(dimension)
 
 
 class ToyEncoder(TextEncoder):
@@ -37,8 +43,7 @@ class ToyEncoder(TextEncoder):
         return np.stack([self._vector(text) for text in texts])
 
     def _vector(self, text: str) -> np.ndarray:
-        words = [np.random.default_rng(zlib.crc32(word.encode())) for word in text.split()]
-        rows = [word.standard_normal(self.dimension) for word in words] or [np.ones(self.dimension)]
+        rows = [_of_word(word, self.dimension) for word in text.split()] or [np.ones(self.dimension)]
         return np.sum(rows, axis=0).astype(np.float32)
 
 

@@ -88,7 +88,7 @@ def test_the_check_compares_the_same_sentences(known: KnownDecoder, monkeypatch:
 
 
 def test_the_variance_over_draws_is_that_of_repetitions(known: KnownDecoder) -> None:
-    draws = 400
+    draws = 100
     found = []
     for seed in range(200):
         z = known.prior.sample(draws, seeded(seed))

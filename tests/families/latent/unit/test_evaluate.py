@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
 from pathlib import Path
@@ -18,7 +19,9 @@ from capt.launcher.commands.latent import app
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.run import run_job
+from capt.pretrain.latent import evaluate as evaluation
 from capt.pretrain.latent.evaluate import as_text, evaluate
+from capt.pretrain.latent.evaluation import bridge as bridging
 from capt.pretrain.latent.evaluation import forward_reverse
 from capt.pretrain.latent.evaluation.forward_reverse import generated_perplexities
 from capt.pretrain.latent.evaluation.text import interpolate, mean_codes, reconstruct, sample
@@ -56,6 +59,7 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
         load_model(finished),
         samples=4,
         weighted=6,
+        refit_steps=4,
         out=tmp_path / "e.json",
         sentences_out=tmp_path / "s.csv",
         progress=lambda done, of: seen.append((done, of)),
@@ -87,13 +91,16 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
     assert f"{best['value']:.4f} ± {best['standard_error']:.4f} (18 sentences, {best['draws']} draws, by " in line
     checkpoint = Path(result["checkpoint"])
     (finished / "evaluation-test.json").unlink()
-    again = evaluate(load_model(checkpoint), samples=4, weighted=6)
+    again = evaluate(load_model(checkpoint), samples=4, weighted=6, refit_steps=4)
     assert json.loads((finished / "evaluation-test.json").read_text()) == again, "kept for a run's checkpoint as well"
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in result.items() if k != "seconds"}
 
 
-def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_path: Path) -> None:
-    result = evaluate(load_model(finished), samples=4, weighted=6, weighted_limit=9, bridged=2)
+def test_the_report_shows_the_papers_column_and_the_bounds(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridging, "TEMPERATURES", 4)
+    result = evaluate(load_model(finished), samples=4, weighted=6, weighted_limit=9, refit_steps=4, bridged=2)
     there = result["ppl_exact_there"]
     assert result["ppl_best"]["sentences"] == there["sentences"] < result["ppl_exact"]["sentences"] == 18
     assert json.loads((finished / "evaluation-test.json").read_text()) == result
@@ -130,7 +137,7 @@ def test_unknown_words_are_stated_and_warned_of(
     model = load_model(finished)
     assert model.unknown_in_training == 0
     with caplog.at_level("INFO"):
-        result = evaluate(model, data=tmp_path, samples=2, weighted=4)
+        result = evaluate(model, data=tmp_path, samples=2, weighted=4, refit_steps=4)
     assert "test text: 25.00% of 96 scored tokens are unknown words" in caplog.text
     assert "the training text has none" in caplog.text
     assert result["unknown_share"] == 0.25
@@ -140,7 +147,7 @@ def test_unknown_words_are_stated_and_warned_of(
     assert "share of unknown words" in text
     assert "PPL of the known words alone" in text
     caplog.clear()
-    known = evaluate(model, samples=2, weighted=4)
+    known = evaluate(model, samples=2, weighted=4, refit_steps=4)
     assert known["unknown_share"] == 0
     assert known["ppl_known"] == known["ppl_best"]
     assert "the training text has none" not in caplog.text
@@ -244,7 +251,13 @@ def test_commands_write_what_the_functions_return(finished: Path) -> None:
     assert len(rows("reconstruct", "-n", "3")) == 3
 
 
-def test_the_command_measures_generated_text_as_well_unless_told_otherwise(finished: Path) -> None:
+def test_the_command_measures_generated_text_as_well_unless_told_otherwise(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer = functools.partial(generated_perplexities, number=40)
+    monkeypatch.setattr(evaluation, "generated_perplexities", fewer)
+    monkeypatch.setattr(bridging, "TEMPERATURES", 4)
+
     def figures(*arguments: str) -> dict[str, Any]:
         command = ["evaluate", str(finished), "--draws", "2", "--weighted", "0", "--json", *arguments]
         result = CliRunner().invoke(capt, command, catch_exceptions=False)
@@ -252,7 +265,7 @@ def test_the_command_measures_generated_text_as_well_unless_told_otherwise(finis
         found: dict[str, Any] = json.loads(result.stdout)
         return found
 
-    assert figures()["forward_ppl"] == generated_perplexities(load_model(finished))["forward_ppl"]
+    assert figures()["forward_ppl"] == fewer(load_model(finished))["forward_ppl"]
     assert "forward_ppl" not in figures("--generated", "none")
     assert "forward_ppl" not in figures("--split", "validation")
     bridged = figures("--generated", "none", "--weighted", "4", "--bridge", "1", "-o", "refit_steps=2")["bridge"]
@@ -302,7 +315,7 @@ def test_what_is_not_finite_has_a_reason_and_stays_json(finished: Path, tmp_path
     model = load_model(finished)
     with torch.no_grad():
         model.text[0].encoder.head.linear.bias.fill_(1e3)  # type: ignore[union-attr]
-    result = evaluate(model, samples=2, weighted=4, out=tmp_path / "e.json")
+    result = evaluate(model, samples=2, weighted=4, refit_steps=4, out=tmp_path / "e.json")
     assert result == json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
     assert result["ppl_exact"]["value"] is None
     assert "more than a float holds" in result["ppl_exact"]["reason"]

@@ -32,7 +32,7 @@ def test_the_decoder_listens_to_z(known: KnownDecoder) -> None:
 @pytest.mark.parametrize("name", ["q", "prior", "mixture", "refitted"])
 def test_every_proposal_bounds_the_likelihood_and_comes_to_it(name: str, known: KnownDecoder) -> None:
     proposal = known.proposals()[name]
-    few = torch.stack([known.bound(proposal, 4, seed) for seed in range(400)])
+    few = known.bounds(proposal, 4, 400)
     error = few.std(0) / math.sqrt(len(few))
     assert (few.mean(0) < known.log_p + 3 * error).all()
     many = known.bound(proposal, 20_000)
@@ -45,7 +45,7 @@ def test_the_estimate_of_p_is_unbiased(known: KnownDecoder) -> None:
     for name, proposal in known.proposals().items():
         if name == "q":  # its weights vary too much for a test of their mean
             continue
-        p = torch.stack([known.bound(proposal, 8, seed) for seed in range(500)]).exp()
+        p = known.bounds(proposal, 8, 500).exp()
         error = p.std(0) / math.sqrt(len(p))
         assert ((p.mean(0) - known.log_p.exp()).abs() < 4 * error).all(), name
 
@@ -100,9 +100,7 @@ def test_refitting_a_bad_gaussian_tightens_elbo_and_bound(known: KnownDecoder) -
     before, after = (negative_elbo(known.model, known.batch, q, draws, seeded(1)) for q in (known.bad, fitted))
     assert (after < before).all()
     assert (after > -known.log_p - 0.05).all()
-    gaps = [
-        torch.stack([known.log_p - known.bound(q, 8, seed) for seed in range(60)]).mean(0) for q in (known.bad, fitted)
-    ]
+    gaps = [(known.log_p - known.bounds(q, 8, 60)).mean(0) for q in (known.bad, fitted)]
     assert (gaps[1] < gaps[0]).all()
     assert float(gaps[1].mean()) < 0.3 * float(gaps[0].mean())
 

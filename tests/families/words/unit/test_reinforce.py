@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -60,11 +61,13 @@ class World:
         scores = scores.view(ROUNDS, 2, WORDS)
         return torch.cat([(scores @ self.context).flatten(1), (scores.mT @ self.inputs).flatten(1)], 1)
 
-    def draws(self) -> tuple[Tensor, Tensor]:
-        """Centres [rounds n] and words [rounds n m] of the generator."""
+    @staticmethod
+    @functools.cache
+    def draws() -> tuple[Tensor, Tensor]:
+        """Centres [rounds n] and words [rounds n m] of the generator, which is the same in every world."""
         draw = torch.Generator().manual_seed(3)
         centre = (torch.rand(ROUNDS, CENTRES, generator=draw) > SHARE[0]).long()
-        words = torch.multinomial(self.generator(), ROUNDS * CENTRES * DRAWS, replacement=True, generator=draw)
+        words = torch.multinomial(World().generator(), ROUNDS * CENTRES * DRAWS, replacement=True, generator=draw)
         return centre, words.view(2, ROUNDS, CENTRES, DRAWS).gather(
             0, centre[None, ..., None].expand(1, -1, -1, DRAWS)
         )[0]
