@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -138,12 +139,27 @@ def evaluate_sets(
     return metrics
 
 
+@dataclass(frozen=True)
+class EvaluationSets:
+    """The data that ``capt evaluate`` measures a checkpoint on.
+
+    Attributes:
+        task: the name of the task, or of what is measured, in the result.
+        sets: data sets by the suffix of their metrics, as `evaluate_sets` takes them.
+        objective: of the task.
+        counts: further numbers beside those of rows, by name.
+    """
+
+    task: str
+    sets: Mapping[str, RowSet]
+    objective: Objective
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
 def evaluate_checkpoint(
     trained: FineTuned[Any, Any],
-    sets: Mapping[str, RowSet],
-    objective: Objective,
+    sets: EvaluationSets,
     *,
-    task: str,
     out: Path | None = None,
     batch: int = 32,
     progress: ProgressCallback | None = None,
@@ -152,9 +168,7 @@ def evaluate_checkpoint(
 
     Args:
         trained: the checkpoint; its model is moved to this process's device.
-        sets: data sets by the suffix of their metrics, as `evaluate_sets` takes them.
-        objective: of the task.
-        task: the task's name for the result.
+        sets: what it is measured on.
         out: a JSON file to write the result to as well.
         batch: rows a forward pass.
         progress: called with the rows done and their number, for each set.
@@ -164,9 +178,39 @@ def evaluate_checkpoint(
     """
     device = distributed.device()
     model = trained.model.to(device)
-    metrics = evaluate_sets(model, sets, objective, batch, device, progress)
-    counts = {f"dev{suffix}": len(rows) for suffix, rows in sets.items()}
-    return evaluation_result(trained.checkpoint, task, counts, metrics, out)
+    metrics = evaluate_sets(model, sets.sets, sets.objective, batch, device, progress)
+    counts = {**sets.counts, **{f"dev{suffix}": len(rows) for suffix, rows in sets.sets.items()}}
+    return evaluation_result(trained.checkpoint, sets.task, counts, metrics, out)
+
+
+def evaluate_command(
+    load: Callable[[Path], FineTuned[Any, Any]], read: Callable[[FineTuned[Any, Any], Path | None], EvaluationSets]
+) -> Callable[..., dict[str, Any]]:
+    """Return the function that ``capt evaluate`` calls for a task of texts.
+
+    Args:
+        load: loads a checkpoint of the task, or the best one of a run.
+        read: reads the data sets of a checkpoint from a file or folder; from None those that its run held out.
+    """
+
+    def command(
+        checkpoint: Path | FineTuned[Any, Any],
+        *,
+        data: Path | None = None,
+        out: Path | None = None,
+        batch: int = 32,
+        progress: ProgressCallback | None = None,
+    ) -> dict[str, Any]:
+        """The metrics of a checkpoint, a run (its best one), or a model that is loaded already (`evaluate_checkpoint`).
+
+        Raises:
+            CheckpointError: there is no such checkpoint of the task.
+            DataError: the data cannot be read.
+        """
+        trained = checkpoint if isinstance(checkpoint, FineTuned) else load(checkpoint)
+        return evaluate_checkpoint(trained, read(trained, data), out=out, batch=batch, progress=progress)
+
+    return command
 
 
 def evaluation_result(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from capt.finetune.batches import to_device
-from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
+from capt.finetune.evaluation import EvaluationSets, as_text, evaluate_checkpoint, results_of_all_rows
 from capt.finetune.glue.evaluate import load_classifier
 from capt.finetune.load import load_fine_tuned
 from capt.pretrain.base.errors import CheckpointError, DataError
@@ -79,7 +79,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(whole: Path, tmp_path: Path) -> 
 def test_evaluation_and_dump_repeat_the_best_validation(whole: Path, tmp_path: Path) -> None:
     trained = load_fine_tuned(whole, ToyJob, "toy_finetune", lambda job, checkpoint: Pair())
     rows, best = Rows(23, 2), json.loads((whole / "best.json").read_text())
-    result = evaluate_checkpoint(trained, {"": rows, "_other": Rows(5, 3)}, SoftTargets(), task="toy", batch=4)
+    result = evaluate_checkpoint(
+        trained, EvaluationSets("toy", {"": rows, "_other": Rows(5, 3)}, SoftTargets()), batch=4
+    )
     assert result["metrics"]["accuracy"] == best["value"]
     assert result["rows"] == {"dev": 23, "dev_other": 5}
     assert "toy (dev 23 rows, dev_other 5 rows)" in as_text(result)

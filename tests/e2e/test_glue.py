@@ -13,7 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from capt.finetune.glue.config import GlueJob
-from capt.finetune.glue.evaluate import as_text, evaluate, load_classifier, predict
+from capt.finetune.glue.evaluate import as_text, load_classifier, predict
+from capt.finetune.glue.evaluate import command as evaluate
 from capt.finetune.glue.export import command as export
 from capt.finetune.glue.files import read_split
 from capt.finetune.glue.tasks import GLUE

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Num
 
-from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
+from capt.finetune.evaluation import EvaluationSets, as_text, evaluate_command, results_of_all_rows
 from capt.finetune.glue.config import GlueJob
 from capt.finetune.glue.data import dev_rows, row_set
 from capt.finetune.glue.files import Examples
@@ -18,7 +17,19 @@ from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
 
-# Predictions of a fine-tuned checkpoint, on one process.
+__all__ = ["as_text", "command"]
+
+GlueClassifier = FineTuned[GlueJob, Classifier]
+"""A checkpoint of a ``glue`` job, loaded."""
+
+
+def load_classifier(path: Path) -> GlueClassifier:
+    """Load a checkpoint of a ``glue`` job, or the best one of a run, after verifying every file.
+
+    Raises:
+        CheckpointError: nothing is there, it is damaged, or it is the checkpoint of another kind of job.
+    """
+    return load_fine_tuned(path, GlueJob, "glue", build_classifier)
 
 
 def predict(
@@ -49,55 +60,15 @@ def predict(
     return objective.predictions(results_of_all_rows(model, rows, objective, batch, device(), progress))
 
 
-__all__ = ["as_text", "command", "evaluate"]
-
-
-def evaluate(
-    checkpoint: Path | GlueClassifier,
-    *,
-    data: Path | None = None,
-    out: Path | None = None,
-    batch: int = 32,
-    progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
-    """The task's metrics of a checkpoint on its dev set, or both of MNLI's (`evaluate_checkpoint`).
-
-    Args:
-        checkpoint: a checkpoint, a run (its best one), or a classifier that is loaded already.
-        data: the folder with GLUE's files, when it is no longer where the run found it.
-        out: JSON file to write the result to as well.
-        batch: rows a forward pass.
-        progress: called with the rows done and their number, for each set.
-
-    Raises:
-        CheckpointError: as `load_classifier`.
-        DataError: the files cannot be read.
-    """
-    trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
+def _measured(trained: GlueClassifier, data: Path | None) -> EvaluationSets:
+    """The task's dev set, or both of MNLI's; ``data`` is a folder of GLUE's files, where the run's has moved."""
     section, types = trained.job.data, trained.model.reads_types
     if data is not None:
         section = section.model_copy(update={"path": data, "source": "files"})
     assert section.sequence_length is not None, "TextJob.with_encoder fills it in"
     sets = dev_rows(section, trained.tokenizer, section.sequence_length, types=types)
-    objective = TextObjective(section.text_task)
-    return evaluate_checkpoint(trained, sets, objective, task=section.task, out=out, batch=batch, progress=progress)
+    return EvaluationSets(section.task, sets, TextObjective(section.text_task))
 
 
-command = evaluate
-"""Function that ``capt evaluate`` calls."""
-
-
-# A fine-tuned classifier back from a checkpoint, which needs nothing beside itself.
-
-
-GlueClassifier = FineTuned[GlueJob, Classifier]
-"""A checkpoint of a ``glue`` job, loaded."""
-
-
-def load_classifier(path: Path) -> GlueClassifier:
-    """Load a checkpoint of a ``glue`` job, or the best one of a run, after verifying every file.
-
-    Raises:
-        CheckpointError: nothing is there, it is damaged, or it is the checkpoint of another kind of job.
-    """
-    return load_fine_tuned(path, GlueJob, "glue", build_classifier)
+command = evaluate_command(load_classifier, _measured)
+"""The function that ``capt evaluate`` calls."""

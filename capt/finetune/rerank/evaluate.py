@@ -1,48 +1,32 @@
-"""``capt evaluate`` of a reranker: the order that it gives to the candidates of its held-out queries, or of a file."""
+"""``capt evaluate`` of a reranker: the order that it gives to the candidates of its held-out queries, or of a file.
+
+The metrics are nDCG@10 and MRR@10 over every candidate, beside those of the scores that the rows have.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from capt.finetune.evaluation import as_text, evaluate_sets, evaluation_result
-from capt.finetune.load import load_fine_tuned
+from capt.finetune.evaluation import EvaluationSets, as_text, evaluate_command
+from capt.finetune.load import FineTuned, load_fine_tuned
 from capt.finetune.rerank.config import RerankJob
 from capt.finetune.rerank.data import read_splits
 from capt.finetune.rerank.groups import CandidateRows
 from capt.finetune.rerank.objective import RerankObjective
-from capt.finetune.text_training import build_classifier
-from capt.pretrain.base import distributed
+from capt.finetune.text_training import Classifier, build_classifier
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.checkpoint import read_metadata
 
 __all__ = ["as_text", "command"]
 
 
-def command(
-    checkpoint: Path,
-    *,
-    data: Path | None = None,
-    out: Path | None = None,
-    batch: int = 32,
-    progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
-    """nDCG@10 and MRR@10 over every candidate of held-out queries, beside those of the scores that the rows have.
-
-    Args:
-        checkpoint: a checkpoint, or a run (its best one).
-        data: a file in any form of the training data, with a teacher's scores or without; None = the queries that the
-            run held out, which are read again.
-        out: JSON file to write the result to as well.
-        batch: pairs a forward pass.
-        progress: called with the pairs done and their number.
+def _measured(trained: FineTuned[RerankJob, Classifier], data: Path | None) -> EvaluationSets:
+    """The candidates of a file in any form of the training data, with a teacher's scores or without; from None those of
+    the queries that the run held out.
 
     Raises:
-        CheckpointError: there is no such checkpoint of a ``rerank`` job.
         DataError: the file cannot be read, the run has held out no query, or its files hold out others by now.
     """
-    trained = load_fine_tuned(checkpoint, RerankJob, "rerank", build_classifier)
     job, length = trained.job, trained.job.data.sequence_length
     assert length is not None, "TextJob.with_encoder fills it in"
     if data is not None:
@@ -61,13 +45,13 @@ def command(
             f"{files}: changed since {trained.checkpoint} was trained, and the queries that are held out now may be "
             "trained ones: put the file back, or name queries with --data FILE"
         )
-    device = distributed.device()
-    model = trained.model.to(device)
-    metrics = evaluate_sets(model, {"": rows}, RerankObjective(job), batch, device, progress)
     title = "the candidates of held-out queries" if data is None else f"the candidates of {data.name}"
-    return evaluation_result(trained.checkpoint, title, {"queries": rows.queries, "dev": len(rows)}, metrics, out)
+    return EvaluationSets(title, {"": rows}, RerankObjective(job), {"queries": rows.queries})
 
 
 def _held_out(digest: str) -> str:
     """The digest of the held-out rows in that of `Splits`."""
     return digest.rpartition("validation ")[2]
+
+
+command = evaluate_command(lambda path: load_fine_tuned(path, RerankJob, "rerank", build_classifier), _measured)
