@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
-from capt.pretrain.pairs.config import PairSource
+from capt.pretrain.pairs.data_config import PairSource
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, text_key
 
 Row = tuple[str, list[str], list[str]]

@@ -18,11 +18,11 @@ from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.convert.output import write_export
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.load import LoadedPairModel
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.representations import Representation
+from capt.pretrain.pairs.texts import PaddedTexts
 
 
 class Options(Section):

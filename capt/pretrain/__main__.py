@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 _READ_ALIKE = (
-    *(f"capt.pretrain.{room}" for room in ("models", "language.prepare", "pairs.store")),
+    *(f"capt.pretrain.{room}" for room in ("models", "language.prepare", "pairs.prepare")),
     *(f"{package}.task" for package in TASKS.values()),
 )
 """Loggers of what every rank reads, and would warn of in the same words: of a thousand ranks one says it."""

@@ -18,7 +18,8 @@ from capt.pretrain.base import distributed
 from capt.pretrain.pairs.batches import PairAssembler, PairBatch
 from capt.pretrain.pairs.config import PairContrast
 from capt.pretrain.pairs.known import Compared
-from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
+from capt.pretrain.pairs.loss import PairTerm
+from capt.pretrain.pairs.views import PairViews, parts_of
 from tests.bipartite import Bipartite
 from tests.support import run_ranks
 from tests.unit.contrast.support import relative, unit

@@ -200,8 +200,8 @@ def counting_words(study: Study) -> dict[str, dict[str, float]]:
 
     from capt.pretrain.language.sts import word_figures
     from capt.pretrain.retrieval.data import read_collections
-    from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
     from capt.pretrain.retrieval.metrics import mean_metrics, query_metrics
+    from capt.pretrain.retrieval.rankings import SearchCorpus, bm25_rankings
 
     stsb, mrpc = ((word_figures(pairs)["spearman/tf-idf"] or 0.0) for pairs in scored_sets(study))
     found: dict[str, dict[str, float]] = {"TF-IDF": {"stsb": stsb, "mrpc": mrpc}, "BM25": {}}

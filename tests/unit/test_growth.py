@@ -39,7 +39,7 @@ from capt.pretrain.embeddings.similarity import read_sections, read_set
 from capt.pretrain.embeddings.vectors import WordVectors, read_vectors
 from capt.pretrain.latent.corpus import read
 from capt.pretrain.models.hf_folder import read_tensor_file
-from capt.pretrain.pairs.config import PairData
+from capt.pretrain.pairs.data_config import PairData
 from capt.pretrain.pairs.forms import read_pairs
 from capt.pretrain.regions.tsv_layout import infer_layout
 from capt.pretrain.retrieval.data import read_collections, read_pair_rows

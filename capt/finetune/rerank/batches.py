@@ -15,7 +15,8 @@ from jaxtyping import Int64
 
 from capt.finetune.batches import LengthGroup, TextInputs
 from capt.finetune.rerank.groups import CandidateList, Groups
-from capt.pretrain.pairs.batches import divided, groups_by_length
+from capt.pretrain.pairs.division import divided
+from capt.pretrain.pairs.texts import groups_by_length
 
 Places = Int64[np.ndarray, " _"]
 

@@ -15,7 +15,7 @@ from capt.pretrain.base.errors import ConfigError, counted, did_you_mean
 from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from capt.pretrain.config.schema import BatchSection
 from capt.pretrain.data.config import Patterns
-from capt.pretrain.pairs.config import PairData, PairReading, PairSource
+from capt.pretrain.pairs.data_config import PairData, PairReading, PairSource
 
 METRICS = ("ndcg@10", "mrr@10")
 STORED = tuple(f"stored/{name}" for name in METRICS)

@@ -12,8 +12,8 @@ from capt.finetune.rerank.config import RerankJob
 from capt.finetune.rerank.groups import CandidateRows, Groups, grouped, some_queries, usable
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.verification import Verifier, all_ranks
+from capt.pretrain.pairs.prepare import pairs_of, prepare_source
 from capt.pretrain.pairs.sources import SourceRows
-from capt.pretrain.pairs.store import pairs_of, prepare_source
 from capt.tokenizer.encode import TextTokenizer
 
 

@@ -18,7 +18,7 @@ from capt.finetune.rerank.losses import LOSSES
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.randomness import stream_key
-from capt.pretrain.pairs.batches import any_of
+from capt.pretrain.pairs.draws import any_of
 from capt.pretrain.pairs.sources import Lists, SourceRows
 from capt.tokenizer.encode import TextTokenizer
 

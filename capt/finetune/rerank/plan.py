@@ -21,7 +21,7 @@ from capt.finetune.rerank.task import RerankTraining
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
 from capt.pretrain.language.plan import described_encoder
-from capt.pretrain.pairs.store import pairs_of
+from capt.pretrain.pairs.prepare import pairs_of
 from capt.pretrain.plan.rehearsal import Rehearsal
 
 

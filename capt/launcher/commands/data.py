@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from capt.pretrain.data.filters import DocumentFilters
     from capt.pretrain.data.shards import ShardSet, ShardSummary
     from capt.pretrain.language.config import LanguageJob
-    from capt.pretrain.pairs.config import PairJob, PairSource
+    from capt.pretrain.pairs.config import PairJob
+    from capt.pretrain.pairs.data_config import PairSource
     from capt.pretrain.pairs.inspect import PairFiles, PairSummary
     from capt.pretrain.pairs.known import LeftOut
     from capt.tokenizer.encode import TextTokenizer

@@ -203,7 +203,7 @@ def _folder_of(store: Mapping[str, Any]) -> Path:
 
 
 def _as_text(result: Any) -> str:
-    from capt.pretrain.retrieval.evaluate import as_text  # imports torch, which JSON does not need here
+    from capt.pretrain.retrieval.results import as_text  # imports torch, which JSON does not need here
 
     return as_text(result)
 

@@ -250,7 +250,7 @@ def compare(
 
     Prints the mean difference, its t interval, and the p of a sign-flip test.
     """
-    from capt.pretrain.retrieval.evaluate import compare as compare_figures
+    from capt.pretrain.retrieval.compare import compare as compare_figures
 
     compared = {other: compare_figures(first, other, samples=samples, seed=seed) for other in others}
     if len(others) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,45 +12,13 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from capt.pretrain.base.randomness import generator_for, mix64, stream_key
-from capt.pretrain.data.corruption import IGNORE, Corruptor
+from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler, micro_batches
+from capt.pretrain.pairs.division import by_length, divided, within_budget
+from capt.pretrain.pairs.draws import Drawn, Noise, Tokens, draw
 from capt.pretrain.pairs.known import Candidates, Compared, Pairs, candidates, known_pairs, of_several_documents
-from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, Teacher
-
-Tokens = list[np.ndarray]
-"""Ids of some texts."""
-
-
-class PaddedTexts(NamedTuple):
-    """Texts of a micro-batch, padded on the right; ``padded`` says whether any row is."""
-
-    tokens: Int[Tensor, "n L"]
-    padded: bool
-
-
-class GroupedTexts(NamedTuple):
-    """Texts of a micro-batch in groups, each padded to its own longest text.
-
-    Attributes:
-        groups: the groups.
-        places: row of each text among those of all groups, one group after another.
-    """
-
-    groups: list[PaddedTexts]
-    places: Int[Tensor, " texts"]
-
-    def in_order(self, rows: Sequence[Float[Tensor, "_ d"]]) -> Float[Tensor, "texts d"]:
-        """The rows of all groups in the order of the texts."""
-        return torch.cat(list(rows)).index_select(0, self.places)
-
-
-class MaskedTexts(NamedTuple):
-    """Corrupted texts, and at ``positions`` of each what its tokens were; a label of -100 marks an unused place."""
-
-    texts: PaddedTexts
-    positions: Int[Tensor, "n m"]
-    labels: Int[Tensor, "n m"]
+from capt.pretrain.pairs.sources import SourceRows, Teacher
+from capt.pretrain.pairs.texts import GroupedTexts, MaskedTexts, groups_by_length, padded_rows
 
 
 @dataclass(frozen=True)
@@ -120,7 +88,7 @@ class PairBatch:
         )
         return GroupedTexts(
             [
-                _rows(torch.cat([texts[i] for i in group.tolist()]), self.lengths[group], pad_id, device)
+                padded_rows(torch.cat([texts[i] for i in group.tolist()]), self.lengths[group], pad_id, device)
                 for group in groups
             ],
             # The inverse permutation: place `i` says in which row of the groups text `i` lies.
@@ -131,8 +99,8 @@ class PairBatch:
         """The corrupted texts on ``device``; None without the masked-language-model loss."""
         if not len(self.masked_lengths):
             return None
-        texts = _rows(self.masked, self.masked_lengths, pad_id, device)
-        labels = _rows(self.labels, self.masked_lengths, IGNORE, torch.device("cpu")).tokens
+        texts = padded_rows(self.masked, self.masked_lengths, pad_id, device)
+        labels = padded_rows(self.labels, self.masked_lengths, IGNORE, torch.device("cpu")).tokens
         chosen = labels != IGNORE
         # The chosen positions of each row come first, in their order in the text, and the rest is cut off.
         order = chosen.to(torch.int8).argsort(dim=1, descending=True, stable=True)[
@@ -140,142 +108,6 @@ class PairBatch:
         ]
         return MaskedTexts(
             texts, order.to(device, non_blocking=True), labels.gather(1, order).to(device, non_blocking=True)
-        )
-
-
-def padded(texts: Sequence[np.ndarray], pad_id: int, device: torch.device) -> PaddedTexts:
-    """Rows of the tokens of some texts on ``device``."""
-    lengths = torch.tensor([len(text) for text in texts])
-    return _rows(torch.from_numpy(np.concatenate(texts)), lengths, pad_id, device)
-
-
-def _rows(tokens: Tensor, lengths: Tensor, pad_id: int, device: torch.device) -> PaddedTexts:
-    """Make rows of texts that are one after another, on the host, where their lengths are known."""
-    real = torch.arange(int(lengths.max())) < lengths[:, None]
-    rows = torch.full(real.shape, pad_id, dtype=torch.int64)
-    rows[real] = tokens.long()
-    return PaddedTexts(rows.to(device, non_blocking=True), not bool(real.all()))
-
-
-GROUP_TOKENS = 64
-"""Tokens of padding that a further group must save."""
-
-
-def groups_by_length(lengths: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
-    """Divide texts into groups of similar length, so that padded tokens and `GROUP_TOKENS` a group are fewest."""
-    # Texts of equal length never part, so the program runs over the different lengths alone.
-    sizes, of_text = np.unique(lengths.numpy(), return_inverse=True)
-    until = np.concatenate([[0], np.bincount(of_text).cumsum()])
-    least, first = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, dtype=np.int64)
-    for end, longest in enumerate(sizes, start=1):  # the best last group of the texts of the first `end` sizes
-        tokens = least[:end] + (until[end] - until[:end]) * longest + GROUP_TOKENS
-        first[end] = tokens.argmin()
-        least[end] = tokens[first[end]]
-    # Walk back from the last group to the first.
-    cuts, end = [], int(first[-1])
-    while end:
-        cuts.append(int(until[end]))
-        end = int(first[end])
-    return list(torch.from_numpy(of_text.argsort(kind="stable")).tensor_split(cuts[::-1]))
-
-
-class Drawn(NamedTuple):
-    """Rows of one source as a visit draws them: text numbers, and the place of each negative's query.
-
-    ``positive_places`` and ``negative_places`` are where these lie among the source's values, as the scores do.
-    """
-
-    queries: Int64[np.ndarray, " n"]
-    positives: Int64[np.ndarray, " n"]
-    negatives: Int64[np.ndarray, " k"]
-    owners: Int64[np.ndarray, " k"]
-    positive_places: Int64[np.ndarray, " n"]
-    negative_places: Int64[np.ndarray, " k"]
-
-
-def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], seed: int) -> Drawn:
-    """Draw a positive and the hard negatives of each row for its ``visits``-th visit (counted from 0).
-
-    The visits of a row go through its positives one after the other, and through its negatives in groups of
-    ``negatives``; each row begins at a place of its own. With ``draw`` random a visit has any of its negatives, as the
-    seed, the row and the visit decide. A row with fewer negatives gives them all.
-    """
-    begin = stream_key(f"visit/{source.source.name}", seed) % 2**31 + rows
-    ones = np.ones(len(rows), dtype=np.int64)
-    positives = source.positives.places(rows, begin + visits, ones)
-    number = np.minimum(source.negatives.counts(rows), source.source.negatives)
-    if source.source.draw == "random":
-        negatives = any_of(source.negatives, rows, visits, number, stream_key(f"draw/{source.source.name}", seed))
-    else:
-        negatives = source.negatives.places(rows, begin + visits * number, number)
-    return Drawn(
-        source.query[rows],
-        source.positives.values[positives],
-        source.negatives.values[negatives],
-        np.repeat(np.arange(len(rows)), number),
-        positives,
-        negatives,
-    )
-
-
-def any_of(
-    lists: Lists, rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], number: Int64[np.ndarray, " n"],
-    key: int,
-) -> Int64[np.ndarray, " taken"]:  # fmt: skip
-    """The places of ``number`` values of each row, drawn without replacement: those of the lowest hashes."""
-    counts = lists.counts(rows)
-    owners = np.repeat(np.arange(len(rows)), counts)
-    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    of_visit = mix64(mix64(np.uint64(key) ^ mix64(rows.astype(np.uint64))) + visits.astype(np.uint64))
-    hashes = mix64(of_visit[owners] ^ mix64(within.astype(np.uint64)))
-    order = np.lexsort((hashes, owners))
-    # `order` keeps the values of a row together, so that `within` is also the rank of a value in its row.
-    taken = order[within < number[owners]]
-    found: Int64[np.ndarray, " taken"] = lists.starts[rows][owners[taken]] + within[taken]
-    return found
-
-
-class Noise:
-    """Corrupts texts of a source; what is drawn depends on the row and its visit alone.
-
-    Args:
-        corruptor: makes the corruptor of texts of a length.
-        pad_id: fills shorter texts up.
-        seed: of the draws.
-    """
-
-    def __init__(self, corruptor: Callable[[int], Corruptor], pad_id: int, seed: int) -> None:
-        self._corruptor, self._pad_id, self._seed = corruptor, pad_id, seed
-        self._known: dict[tuple[str, str], tuple[Corruptor, int]] = {}
-
-    def __call__(
-        self, name: str, side: str, texts: EncodedTexts, numbers: Int64[np.ndarray, " n"],
-        rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], rate: float | None,
-    ) -> tuple[Tokens, Tokens]:  # fmt: skip
-        """Corrupted ids of the texts ``numbers`` of a side of a source, and labels (-100 where nothing is chosen).
-
-        ``rate`` is that of the step; None = that of validation.
-        """
-        # A corruptor is made for one width, and so for each side of each source.
-        if (name, side) not in self._known:
-            self._known[name, side] = self._corruptor(texts.longest), texts.longest
-        corruptor, width = self._known[name, side]
-        plain = texts.tokens(numbers)
-        tokens = np.full((len(plain), width), self._pad_id, dtype=np.int32)
-        for place, text in enumerate(plain):
-            tokens[place, : len(text)] = text
-        stream = f"corruption/{name}/{side}"
-        generators = [
-            generator_for(stream, self._seed, visit, row)
-            for visit, row in zip(visits.tolist(), rows.tolist(), strict=True)
-        ]
-        corrupted = corruptor(tokens, generators, rate)
-        # From label slots back to one label a token, as texts of a micro-batch have different lengths.
-        labels = np.full_like(tokens, IGNORE)
-        where, slot = np.nonzero(corrupted.labels != IGNORE)
-        labels[where, corrupted.positions[where, slot]] = corrupted.labels[where, slot]
-        return tuple(  # type: ignore[return-value]
-            [values[place, : len(text)] for place, text in enumerate(plain)] for values in (corrupted.tokens, labels)
         )
 
 
@@ -544,47 +376,6 @@ class PairAssembler:
 
 
 _NONE = np.zeros(0, dtype=np.int32)
-
-
-def by_length(
-    samples: Int64[np.ndarray, " n"], lengths: Int64[np.ndarray, " step"], parts: int
-) -> list[Int64[np.ndarray, " _"]]:
-    """Divide ``samples`` into ``parts`` that hold texts of similar length and about the same number of tokens."""
-    ordered = samples[np.argsort(-lengths[samples], kind="stable")]
-    tokens = np.cumsum(lengths[ordered])
-    # The sample at which a part reaches its share of the tokens is its last.
-    cuts = np.searchsorted(tokens, tokens[-1] * np.arange(1, parts) / parts, side="left") + 1
-    n, earlier = len(ordered), 0
-    for number, cut in enumerate(cuts.tolist()):  # none is empty
-        earlier = cuts[number] = min(max(cut, earlier + 1), n - (parts - 1 - number))
-    return np.split(ordered, cuts)
-
-
-def within_budget(
-    samples: Int64[np.ndarray, " n"], shapes: Int64[np.ndarray, "step 3"], budget: int
-) -> list[Int64[np.ndarray, " _"]]:
-    """Divide ``samples``, in their order, into parts of at most ``budget`` tokens, or of one sample that has more.
-
-    A part of ``n`` queries and ``m`` documents counts ``n`` times its longest query and ``m`` times its longest
-    document; ``shapes`` are those of `Step`.
-    """
-    cuts, first, longest, widest, documents = [], 0, 0, 0, 0
-    for place, (query, document, number) in enumerate(shapes[samples].tolist()):
-        longest, widest, documents = max(longest, query), max(widest, document), documents + number
-        # A first sample that is over the budget alone is a part of its own.
-        if place > first and (place + 1 - first) * longest + documents * widest > budget:
-            cuts.append(place)
-            first, longest, widest, documents = place, query, document, number
-    return np.split(samples, cuts)
-
-
-def divided(parts: Sequence[Int64[np.ndarray, " _"]], count: int) -> list[Int64[np.ndarray, " _"]]:
-    """Halve the part with most samples until there are ``count``, which the samples suffice for."""
-    found = list(parts)
-    while len(found) < count:
-        most = max(range(len(found)), key=lambda number: len(found[number]))
-        found[most : most + 1] = np.array_split(found[most], 2)
-    return found
 
 
 def _digests(texts: Sequence[np.ndarray], n: int, owners: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " n"]:

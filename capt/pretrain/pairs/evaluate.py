@@ -10,11 +10,11 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.engine.provenance import used_versions
-from capt.pretrain.pairs.config import PairSource
+from capt.pretrain.pairs.data_config import PairSource
 from capt.pretrain.pairs.load import LoadedPairModel, load_model
+from capt.pretrain.pairs.prepare import HELD_OUT, encode_source, pairs_of
 from capt.pretrain.pairs.representations import similarity_of
 from capt.pretrain.pairs.sources import longest_text
-from capt.pretrain.pairs.store import HELD_OUT, encode_source, pairs_of
 from capt.pretrain.pairs.validation import Pools, pools_of, validate
 
 

@@ -24,10 +24,10 @@ from capt.pretrain.engine.checkpoint import find_best, read_job
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
-from capt.pretrain.pairs.batches import PaddedTexts
-from capt.pretrain.pairs.config import RECALLS, RETRIEVAL, at_width
 from capt.pretrain.pairs.load import LoadedPairModel, load_model
+from capt.pretrain.pairs.metric_names import RECALLS, RETRIEVAL, at_width
 from capt.pretrain.pairs.representations import GROUP, find_representation
+from capt.pretrain.pairs.texts import PaddedTexts
 from capt.pretrain.registry import load_entry
 
 logger = logging.getLogger(__name__)

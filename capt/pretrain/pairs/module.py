@@ -17,8 +17,8 @@ from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.heads import MLMHead, MLMOutput, mean_over_tokens
 from capt.pretrain.models.lora import add_lora
-from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts
 from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.texts import MaskedTexts, PaddedTexts
 
 
 class PairOutput(NamedTuple):

@@ -14,16 +14,17 @@ from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.data.views import drawn_lengths, find_view
 from capt.pretrain.language.load import encoder_tokenizer
 from capt.pretrain.language.plan import described_encoder, rehearsed_encoder
-from capt.pretrain.pairs.batches import GroupedTexts, MaskedTexts, PaddedTexts, PairBatch
+from capt.pretrain.pairs.batches import PairBatch
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.known import Candidates
 from capt.pretrain.pairs.load import with_own_length
-from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.losses import NO_LOSS
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.representations import module_of, similarity_of
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
 from capt.pretrain.pairs.task import PairTask
+from capt.pretrain.pairs.texts import GroupedTexts, MaskedTexts, PaddedTexts
+from capt.pretrain.pairs.views import PairViews
 from capt.pretrain.plan.rehearsal import TEMPERATURE, Rehearsal, leaf_rows
 from capt.tokenizer.encode import require_short_prompt
 
@@ -128,7 +129,6 @@ class RehearsedTask(PairTask):
         self.similarity = similarity_of(job)
         self._width = job.contrast.columns(module_of(job).width_of(job, encoder))
         self.teacher = None
-        self._several = False
         self.shape = _longest(job, tokens_of, encoder.max_positions)
         self.sources = [_longest_row(job, self.shape)]
 

@@ -21,7 +21,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.data.views import View, draw_spans, find_view
-from capt.pretrain.pairs.config import PairSource
+from capt.pretrain.pairs.data_config import PairSource
 from capt.pretrain.pairs.known import KnownPositives, RowKeys
 from capt.pretrain.pairs.losses import NO_LOSS, PairLoss, find_loss, loss_of
 from capt.tokenizer.encode import TextTokenizer, require_short_prompt

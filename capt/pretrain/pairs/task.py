@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +18,8 @@ from pydantic import Field
 from torch import Tensor
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted, quoted
-from capt.pretrain.base.files import write_text
-from capt.pretrain.base.overlap import Shared, report_overlap, text_hash
+from capt.pretrain.base.errors import CheckpointError, DataError, counted, quoted
+from capt.pretrain.base.overlap import Shared, report_overlap
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.base.records import Count
 from capt.pretrain.base.verification import Verifier, all_ranks, digest_of
@@ -32,25 +29,33 @@ from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask
 from capt.pretrain.contrastive.term import options_of
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
-from capt.pretrain.data.mixture import size_factors
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics, is_logged
 from capt.pretrain.language.load import Backbone, load_backbone
-from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.pairs.batches import MaskedTexts, Noise, PairAssembler, PairBatch, padded
-from capt.pretrain.pairs.config import PairJob, Pooling, of_teacher
-from capt.pretrain.pairs.forms import Pair
-from capt.pretrain.pairs.known import Compared, left_out
-from capt.pretrain.pairs.load import SourceReading, left_behind, pooling_of_init, reading, with_own_length
-from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
+from capt.pretrain.pairs.batches import PairAssembler, PairBatch
+from capt.pretrain.pairs.checks import require_hard_negatives
+from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.draws import Noise
+from capt.pretrain.pairs.known import Compared
+from capt.pretrain.pairs.load import (
+    SourceReading,
+    left_behind,
+    pooling_of_init,
+    reading,
+    with_own_length,
+    with_random_weights,
+)
+from capt.pretrain.pairs.loss import PairTerm
 from capt.pretrain.pairs.losses import NO_LOSS
 from capt.pretrain.pairs.module import PairModule, PairOutput
-from capt.pretrain.pairs.representations import check_loss, module_of, similarity_of
-from capt.pretrain.pairs.sources import EncodedTexts, Side, SourceRows
-from capt.pretrain.pairs.store import HELD_OUT, RowsRecord, pairs_of, prepare_source
-from capt.pretrain.pairs.validation import Pools, in_any, pools_of, validate
-from capt.pretrain.registry import teacher_vectors
+from capt.pretrain.pairs.reader import RowsReader, log_epochs
+from capt.pretrain.pairs.representations import module_of, similarity_of
+from capt.pretrain.pairs.sources import SourceRows
+from capt.pretrain.pairs.teacher import vectors_of_texts, with_teacher
+from capt.pretrain.pairs.texts import MaskedTexts, padded
+from capt.pretrain.pairs.validation import Pools, in_any, log_reached, pools_of, validate
+from capt.pretrain.pairs.views import PairViews, batch_views
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +89,7 @@ class PairTask(ContrastTask[PairBatch]):
             allow_missing=section.allow_missing,
         )
         if section.random:
-            self._backbone = self._random(self._backbone)
+            self._backbone = with_random_weights(self._backbone, section, job.run.seed)
         pooling: Pooling = pooling_of_init(section.init) if section.pooling == "auto" else section.pooling
         for remark in left_behind(section.init, job.data):
             logger.warning("%s", remark)
@@ -94,295 +99,30 @@ class PairTask(ContrastTask[PairBatch]):
         self.job = with_own_length(self.job, self._backbone.encoder.max_positions)
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling
         self.similarity = similarity_of(self.job)
-        self._verifier = Verifier(job.data.cache, all_ranks())
-        self.teacher = self._teacher()
-        self.sources, held_out = self._read()
+        verifier = Verifier(job.data.cache, all_ranks())
+        self.job, self.teacher = with_teacher(self.job, self._backbone.encoder, verifier)
+        reader = RowsReader(
+            self.job, self.tokenizer, self._backbone.encoder.max_positions, verifier, self.teacher
+        )  # fmt: skip
+        self.sources, held_out = self._read(reader)
         self.pools = self._pools(held_out)
-        self._several = len({pairs.source.temperature for pairs in self.sources}) > 1
         self._tokenizer_folder = run_dir / "tokenizer"
         self._width: int = self.job.contrast.columns(module_of(self.job).width_of(self.job, self._backbone.encoder))
 
-    def _random(self, init: Backbone) -> Backbone:
-        """Fresh weights, drawn by the seed, in the place of those of ``model.init``."""
-        section = self.job.model
-        if distributed.rank() == 0:
-            logger.warning(
-                "model.random: training begins with random weights; of distillation from such a start (65M parameters, "
-                "5M texts) a cosine of 0.77 to the teacher and 0.09 nDCG@10 on NFCorpus are known: capt shrink TEACHER "
-                "STUDENT --layers 0,2,4 makes a nearer start"
-            )
-        torch.manual_seed(derive(self.job.run.seed, "init"))
-        encoder = build_encoder(
-            init.hf_config, dropout=section.dropout, attention_dropout=section.attention_dropout,
-            source=str(section.init),
-        )  # fmt: skip
-        return replace(init, encoder=encoder)
-
-    def _teacher(self) -> Any:
-        """Open the teacher's vectors, and fill in what they say of it and a projection into the export."""
-        section, width = self.job.distillation, module_of(self.job).width_of(self.job, self._backbone.encoder)
-        if section.vectors is None:
-            return None
-        teacher = teacher_vectors(section, self._verifier)
-        facts = teacher.facts()
-        if section.teacher is not None and section.teacher["dimension"] != teacher.dimension:
-            raise CheckpointError(
-                f"distillation.vectors: {teacher.dimension} dimensions, where the job began with "
-                f"{section.teacher['dimension']}: name the vectors that it began with"
-            )
-        update: dict[str, Any] = {"distillation": section.model_copy(update={"teacher": facts})}
-        if section.projection == "export" and width != teacher.dimension:
-            if self.job.model.projection is not None:
-                raise ConfigError(
-                    f"distillation.projection=export makes vectors of the teacher's {teacher.dimension} columns: leave "
-                    f"model.projection={width} out"
-                )
-            update["model"] = self.job.model.model_copy(update={"projection": teacher.dimension})
-        self.job = self.job.model_copy(update=update)
-        width = module_of(self.job).width_of(self.job, self._backbone.encoder)
-        if self.job.distillation.projected_width(width) is not None and self.job.contrast.matryoshka:
-            raise ConfigError(
-                f"contrast.matryoshka cuts vectors of {width} columns, and a map to the teacher's {teacher.dimension} "
-                "is left behind: set distillation.projection=export, or train with distillation.listwise alone"
-            )
-        return teacher
-
-    def _taught(self, splits: Sequence[SourceRows | None], files: Sequence[Path]) -> list[SourceRows | None]:
-        """The rows of ``files`` with the places of their texts' vectors.
-
-        Raises:
-            DataError: a text has no vector, or one that is damaged or says nothing.
-        """
-        if self.teacher is None:
-            return list(splits)
-        with self._verifier.ranks.synchronize_errors():
-            found = [None if pairs is None else self._placed(pairs) for pairs in splits]
-            there = [pairs for pairs in found if pairs is not None]
-            self._require_vectors(there, files)
-            for pairs, side, texts in _sides(there):
-                assert texts.vectors is not None
-                # The ranks look at the vectors together.
-                mine = texts.vectors[distributed.rank() :: distributed.world_size()]
-                self.teacher.check(mine, pairs.role_of(side))
-        return found
-
-    def _placed(self, pairs: SourceRows) -> SourceRows:
-        if pairs.is_alone:  # no query: it has the prompt and the length of a document, as the teacher's vector has
-            pairs = replace(pairs, queries=pairs.documents, query=pairs.positives.values)
-        sides = {}
-        for _, side, texts in _sides([pairs]):
-            assert texts.hashes is not None, "the rows were written with them"
-            sides[side] = replace(texts, vectors=self.teacher.find(texts.hashes, pairs.role_of(side)))
-        return replace(pairs, queries=sides["query"], documents=sides["document"])
-
-    def _require_vectors(self, splits: Sequence[SourceRows], files: Sequence[Path]) -> None:
-        """Refuse texts without vectors: write them into a file, and name the command that encodes it."""
-        for role in ("document", "query"):
-            # Of one kind of vectors both sides are counted together.
-            mine = [
-                texts for pairs, side, texts in _sides(splits)
-                if self.teacher.side(pairs.role_of(side)) is self.teacher.side(role)
-            ]  # fmt: skip
-            missing, total = set(), set()
-            for texts in mine:
-                assert texts.hashes is not None
-                assert texts.vectors is not None
-                total |= _hashes(texts.hashes)
-                missing |= _hashes(texts.hashes[texts.vectors < 0])
-            if not missing:
-                continue
-            name = digest_of(sorted(each.hex() for each in missing))
-            path = self.job.data.cache / "without_vectors" / f"{name}.jsonl"
-            if distributed.rank() == 0:
-                _write_texts(path, missing, pairs_of(splits[0].source, files))
-            raise DataError(
-                f"source {splits[0].source.name}: {len(missing):,} of {counted(len(total), 'text')} have no vector in "
-                f"{self.teacher.side(role).folder}; add them: {self.teacher.command(path, role)}"
-            )
-
-    def _read(self) -> tuple[list[SourceRows], list[SourceRows]]:
-        """The training pairs of each source, and the held-out ones."""
-        data = self.job.data
-        asked = 0.0 if data.validation_files else data.validation_fraction
-        fraction = None if asked == "auto" else asked
-        verifier, hashes = self._verifier, self.teacher is not None
-        encoder = (self.tokenizer, self._backbone.encoder.max_positions)
-        train, held_out = [], []
-        for source in data.each():
-            # A file that is missing on one rank is an error on all, not a hang.
-            with verifier.ranks.synchronize_errors():
-                files = source.paths()
-            prepared = prepare_source(source, files, fraction, *encoder, verifier, hashes=hashes)
-            rows, others = self._taught([prepared.train, prepared.held_out], files)
-            if others is not None:
-                held_out.append(_measured(others))
-            if rows is None:
-                raise DataError(
-                    f"source {source.name}: data.validation_fraction {asked} holds out all of its pairs; lower it"
-                )
-            self._check(rows, prepared.record)
-            train.append(self._spanned(rows))
-        train = self._weighted(train)
-        self._check_sizes(train)
-        self._check_negatives(train)
+    def _read(self, reader: RowsReader) -> tuple[list[SourceRows], list[SourceRows]]:
+        """The training pairs of each source, which decide the number of steps, and the held-out ones."""
+        train, held_out = reader.train()
         schedule = self.job.schedule.in_steps(sum(map(len, train)), self.job.batch.global_)
         self.job = self.job.model_copy(update={"schedule": schedule})
-        self._tell_epochs(train)
-        # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
-        if data.validation_files:
-            first = next(data.each())
-            whole = {
-                "loss": NO_LOSS if first.loss == NO_LOSS else "auto",
-                "negatives_below": None,
-                "stored_negatives": None,
-            }
-            source = first.model_copy(update={**HELD_OUT, **whole})
-            with verifier.ranks.synchronize_errors():
-                files = data.held_out_paths()
-            pairs = prepare_source(source, files, 0.0, *encoder, verifier, "validation", hashes=hashes).train
-            (pairs,) = self._taught([pairs], files)
-            held_out += [] if pairs is None else [_measured(pairs)]
-        held_out = [pairs for pairs in held_out if len(pairs)]
-        if not held_out and asked and distributed.rank() == 0:
+        log_epochs(self.job, train)
+        held_out = [pairs for pairs in (*held_out, *reader.validation()) if len(pairs)]
+        if not held_out and reader.fraction and distributed.rank() == 0:
             logger.warning(
                 "validation is off: data.validation_fraction %s of %s comes to no pair; raise it, or set "
                 "data.validation_files (data.validation_fraction=0 says that none is wanted)",
-                asked, counted(sum(map(len, train)), "pair"),
+                reader.fraction, counted(sum(map(len, train)), "pair"),
             )  # fmt: skip
         return train, held_out
-
-    def _weighted(self, sources: list[SourceRows]) -> list[SourceRows]:
-        """The sources with weights that count their rows, by ``data.temperature``."""
-        temperature = self.job.data.temperature
-        if temperature is None:
-            return sources
-        found = []
-        for pairs, factor in zip(sources, size_factors([*map(len, sources)], temperature), strict=True):
-            source = pairs.source.model_copy(update={"weight": pairs.source.weight * factor})
-            found.append(replace(pairs, source=source))
-        return found
-
-    def _check(self, pairs: SourceRows, record: RowsRecord) -> None:
-        """Refuse a source that the losses of the job cannot train on; warn of negatives that it does not use."""
-        source, section = pairs.source, self.job.model
-        check_loss(section.representation, pairs.loss_name)
-        if record.unused and distributed.rank() == 0:
-            logger.warning(
-                "source %s: %s of the rows are not used; data.negatives is 0, and says how many a query takes a step",
-                source.name, counted(record.unused, "hard negative"),
-            )  # fmt: skip
-        # Before the first step: a row over the budget may come after hours.
-        most = pairs.most_tokens
-        if (budget := self.job.batch.micro_tokens) is not None and most > budget:
-            raise DataError(
-                f"source {source.name}: a row may have {most:,} tokens, and batch.micro_tokens is {budget:,}: set "
-                f"batch.micro_tokens={most} or more, or allow shorter texts (data.sequence_length) or fewer negatives"
-            )
-        # Without dropout the two views of one text are the same vector, and teach nothing about it.
-        whole = not pairs.view.corrupts and pairs.view.draw is None
-        alike = whole and not (section.dropout or section.attention_dropout)
-        if alike and pairs.loss.contrasts and pairs.scores is None and pairs.is_one_column:
-            raise ConfigError(
-                f"source {source.name}: every text is its own positive, and model.dropout is 0, so that both views are "
-                "the same: set model.dropout above 0, or data.view=corrupted"
-            )
-        of_loss = "teacher" in pairs.loss.needs
-        if record.unscored and (self.job.distillation.weight or of_loss):
-            asks = f"the loss {pairs.loss_name}" if of_loss else "distillation.weight"
-            remedy = "divide the source" if of_loss else "set distillation.weight=0, or divide the source"
-            raise DataError(
-                f"{record.unscored}: pos_scores or neg_scores are missing, which other rows of source {source.name} "
-                f"have: {asks} needs both in every row of a source, or in none; {remedy}"
-            )
-        if "teacher" in pairs.loss.needs and not pairs.has_teacher:
-            raise DataError(
-                f"source {source.name}: the loss {pairs.loss_name} needs a teacher's scores (pos_scores, neg_scores); "
-                "capt mine --cross-encoder writes them"
-            )
-        if not pairs.loss.contrasts:
-            return
-        if bool((pairs.documents.keys == pairs.documents.keys[0]).all()):
-            raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
-
-    def _spanned(self, pairs: SourceRows) -> SourceRows:
-        """The rows of a source of spans that are long enough; all rows of other sources."""
-        source, spans = pairs.source, pairs.source.spans
-        if pairs.view.draw is None:
-            return pairs
-        if source.prompts.query or source.prompts.document:
-            raise ConfigError(
-                f"source {source.name}: spans of a text have no prompt before them: leave data.prompts out, or set "
-                "data.view=dropout"
-            )
-        kept = pairs.long_enough()
-        if not len(kept) and spans.short == "skip":
-            raise DataError(
-                f"source {source.name}: no text is long enough: {spans.need} (data.spans): lower them, set "
-                "data.spans.short=whole, or data.view=dropout"
-            )
-        short = len(pairs) - len(kept)
-        if not len(kept) and not (self.job.model.dropout or self.job.model.attention_dropout):
-            raise ConfigError(
-                f"source {source.name}: no text is long enough for two spans, and model.dropout is 0, so that both "
-                "views of all texts are the same: set model.dropout above 0, or lower data.spans.least"
-            )
-        if short and distributed.rank() == 0:
-            fate = "are left out" if spans.short == "skip" else "are whole in both views, which dropout tells apart"
-            logger.log(
-                logging.INFO if len(kept) else logging.WARNING,
-                "source %s: %s of fewer than %d tokens %s (spans.short=%s)",
-                source.name, counted(short, "text"), spans.shortest, fate, spans.short,
-            )  # fmt: skip
-        return kept if spans.short == "skip" else pairs
-
-    def _check_sizes(self, sources: Sequence[SourceRows]) -> None:
-        """Refuse a source that has fewer pairs than a step takes from it."""
-        batch, mixed = self.job.batch.global_, self.job.data.batches == "mixed"
-        total = sum(pairs.source.weight for pairs in sources)
-        for pairs in sources:
-            # A mixed step has of a source its share, to one sample.
-            most = min(batch, math.ceil(batch * pairs.source.weight / total) + 1) if mixed else batch
-            if len(pairs) < most:
-                fewer = "lower its weight, or batch.global" if mixed else f"set batch.global to {len(pairs):,} or fewer"
-                raise DataError(
-                    f"source {pairs.source.name}: {len(pairs):,} pairs do not fill {'its part of ' if mixed else ''}a "
-                    f"step, in which a pair comes once: {fewer}"
-                )
-        if self.job.distillation.weight and not any(pairs.has_teacher for pairs in sources):
-            raise DataError(
-                "distillation.weight: no source has a teacher's scores (pos_scores, neg_scores); capt mine "
-                "--cross-encoder writes them, or set distillation.weight=0"
-            )
-
-    def _check_negatives(self, sources: Sequence[SourceRows]) -> None:
-        """Refuse pairs of which no query has a negative; say how many documents are known positives of a query."""
-        section = self.job.contrast
-        # Documents of other sources may be negatives too, in a mixed step or by way of the queue.
-        sees_others = len(sources) > 1 and (self.job.data.batches == "mixed" or section.queue > 0)
-        for pairs in sources:
-            if not pairs.loss.contrasts or not pairs.source.in_batch or not section.mask_duplicates:
-                continue
-            if sum(map(len, sources)) > _MOST_COMPARED:
-                continue
-            found = left_out(pairs.keys, [each.known for each in sources])
-            if found.alone == len(pairs) and not sees_others and not pairs.source.negatives:
-                raise DataError(
-                    f"source {pairs.source.name}: every document of its {len(pairs):,} pairs is a known positive of "
-                    "every query, so that no query has a negative and the loss is 0: give it pairs of different "
-                    "queries and documents, or hard negatives (data.negatives)"
-                )
-            if distributed.rank() == 0 and found.share:
-                level = logging.WARNING if found.share >= _MUCH or found.alone else logging.INFO
-                logger.log(level, "source %s: %s", pairs.source.name, found.text)
-
-    def _tell_epochs(self, sources: Sequence[SourceRows]) -> None:
-        """Log how often the job reads each source: many epochs of few pairs are learnt by heart."""
-        if distributed.rank() == 0:
-            steps, total = self.job.schedule.max_steps, sum(pairs.source.weight for pairs in sources)
-            samples = self.job.batch_sizes.samples_before(steps)
-            for pairs in sources:
-                epochs = samples * pairs.source.weight / total / len(pairs)
-                logger.info("source %s: %.1f epochs in %s", pairs.source.name, epochs, counted(steps, "step"))
 
     def _pools(self, held_out: list[SourceRows]) -> Pools:
         """Build the pools of validation, and report which of their texts are trained on too."""
@@ -449,25 +189,8 @@ class PairTask(ContrastTask[PairBatch]):
 
     def require_negatives(self) -> None:
         """Refuse steps of one pair without hard negatives, where a loss compares pairs with each other."""
-        if self.fewest_contrasted > 1:
-            return
-        remedy = "set batch.global to 2 or more with contrast.cached=auto and contrast.in_batch=global"
-        for pairs in self.sources:
-            if pairs.loss.contrasts and self.job.contrast.queue:
-                continue  # its queries are compared with the queue
-            if pairs.loss.compares and not pairs.source.negatives:
-                raise ConfigError(
-                    f"source {pairs.source.name}: {self.lonely_batch} compares a query with no other pair and has no "
-                    f"negative, so that the loss is 0 and nothing is learned: {remedy}, data.negatives above 0, or "
-                    "contrast.queue"
-                )
-            without = int((np.diff(pairs.negatives.starts) == 0).sum())
-            if pairs.loss.compares and without:
-                raise ConfigError(
-                    f"source {pairs.source.name}: {self.lonely_batch} compares a query with no other pair, and "
-                    f"{counted(without, 'row')} of {len(pairs):,} have no hard negative, so that their loss is 0: "
-                    f"{remedy}, or contrast.queue, or leave them out"
-                )
+        if self.fewest_contrasted < 2:
+            require_hard_negatives(self.sources, self.lonely_batch, queue=self.job.contrast.queue > 0)
 
     def build_term(self) -> PairTerm:
         """The contrast of queries and documents."""
@@ -552,7 +275,7 @@ class PairTask(ContrastTask[PairBatch]):
         """Return a micro-batch's views to contrast, its masked-language loss times ``mlm.weight``, and its metrics."""
         masked = batch.masked_texts(self._backbone.encoder.pad_id, engine.device)
         rows, taught, output = self._forward(engine, batch, step, masked)
-        views = self._views(batch, rows, taught, output.temperature, engine.device)
+        views = self._views(batch, rows, taught, output.temperature)
         if output.masked is None:
             return views, views.s.new_zeros(()), {}
         mlm = output.masked.loss_sum * scales["mlm"].to(output.masked.loss_sum.dtype)
@@ -562,7 +285,7 @@ class PairTask(ContrastTask[PairBatch]):
     def represent(self, engine: Engine, batch: PairBatch, step: int) -> Views:
         """The rows of the queries, of their positives, and of the hard negatives."""
         rows, taught, output = self._forward(engine, batch, step, None)
-        return self._views(batch, rows, taught, output.temperature, engine.device)
+        return self._views(batch, rows, taught, output.temperature)
 
     def _forward(
         self, engine: Engine, batch: PairBatch, step: int, masked: MaskedTexts | None
@@ -577,46 +300,9 @@ class PairTask(ContrastTask[PairBatch]):
         return texts.in_order(output.rows), texts.in_order(output.taught or ()) if pointwise else None, output
 
     def _views(
-        self, batch: PairBatch, rows: Tensor, taught_rows: Tensor | None, temperature: float | Tensor,
-        device: torch.device,
+        self, batch: PairBatch, rows: Tensor, taught: Tensor | None, temperature: float | Tensor
     ) -> PairViews:  # fmt: skip
-        n = len(batch.ids)
-        # A text alone is encoded once, and nothing compares it with another view.
-        s, documents = rows[:n], rows if batch.is_alone else rows[n:]
-        section = self.job.distillation
-        parts = parts_of(self.sources, batch.step_rows)
-        used = [pairs for pairs, number in zip(self.sources, batch.step_rows, strict=True) if number]
-        several = len(parts) > 1
-
-        def there(values: Tensor) -> Tensor:
-            return values.to(device, non_blocking=True)
-
-        # One temperature, or with several sources in a batch the one of the source of each row.
-        temperatures = None
-        if len(used) > 1 and self._several:
-            assert not isinstance(temperature, Tensor), "the job refuses a learned one beside those of sources"
-            of_sources = [pairs.source.temperature or temperature for pairs in self.sources]
-            temperatures = there(torch.tensor(of_sources)[batch.sources])
-        scored = any(pairs.scores is not None for pairs in used)
-        asked = self.job.distillation.weight > 0 or any("teacher" in pairs.loss.needs for pairs in used)
-        taught = asked and any(pairs.has_teacher for pairs in used)
-        return PairViews(
-            s, documents[:n], there(batch.keys), temperature,
-            negatives=documents[n:] if any(pairs.source.negatives for pairs in used) else None,
-            negative_ids=there(batch.negative_keys),
-            owners=there(batch.owners),
-            parts=parts,
-            sources=there(batch.sources) if several else None,
-            temperatures=temperatures,
-            scores=there(batch.scores) if scored else None,
-            teacher=there(batch.teacher) if taught else None,
-            negative_teacher=there(batch.negative_teacher) if taught else None,
-            query_ids=there(batch.query_keys) if len(batch.known) else None,
-            known=there(batch.known) if len(batch.known) else None,
-            texts=rows if section.listwise else None,
-            taught=taught_rows,
-            teacher_vectors=None if section.vectors is None else there(batch.teacher_vectors),
-        )  # fmt: skip
+        return batch_views(batch, rows, taught, temperature, self.sources, self.job.distillation)
 
     def step(self, engines: Mapping[str, Engine], batch: list[PairBatch], progress: Progress) -> StepMetrics:
         """Do one optimizer step; see `ContrastTask.step`. Every loss is reported by itself, without its weight.
@@ -676,24 +362,8 @@ class PairTask(ContrastTask[PairBatch]):
             ))  # fmt: skip
         if all(pairs.loss_name == NO_LOSS for pairs in self.sources):
             report.pop("loss/pairs", None)  # nothing trains it
-        self._tell_reached(report, progress.step)
+        log_reached(report, progress.step)
         return {**report}
-
-    def _tell_reached(self, report: Mapping[str, float], step: int) -> None:
-        """Log how near the teacher is."""
-        if "teacher/cosine" not in report or distributed.rank():
-            return
-        recall = ""
-        if "teacher/reached" in report:
-            own = report[of_teacher("recall/to_document")]
-            recall = (
-                f"; recall@1 {report['recall/to_document']:.3f} to documents, the teacher's {own:.3f}: "
-                f"{report['teacher/reached']:.1%} of the teacher is reached"
-            )
-        logger.info(
-            "step %d: cosine to the teacher %.4f, 5th percentile %.4f%s",
-            step, report["teacher/cosine"], report["teacher/cosine_p5"], recall,
-        )  # fmt: skip
 
     def text_ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
         """The ids of each text, with the prompts and lengths of the source with the largest weight."""
@@ -709,18 +379,7 @@ class PairTask(ContrastTask[PairBatch]):
 
     def teacher_rows(self, texts: Sequence[str], role: Role) -> Float[np.ndarray, "n e"] | None:
         """The teacher's vectors of texts that are searched; None without a teacher, or where a text has none."""
-        if self.teacher is None:
-            return None
-        store = self.teacher.side(role)
-        places = store.find(map(text_hash, texts))
-        if (missing := int((places < 0).sum())) and distributed.rank() == 0:
-            logger.warning(
-                "validate.retrieval: %s of %s (%s) have no vector in %s, so that the teacher's own figures are left "
-                "out; add them: %s",
-                f"{missing:,}", counted(len(texts), "text"), role, store.folder,
-                self.teacher.command(Path("FOLDER"), role),
-            )  # fmt: skip
-        return None if missing else store.at(places)
+        return None if self.teacher is None else vectors_of_texts(self.teacher, texts, role)
 
     def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
         """The rows of a batch of texts."""
@@ -796,39 +455,4 @@ class PairTask(ContrastTask[PairBatch]):
         return {"tokenizer": self._tokenizer_folder}
 
 
-_MOST_COMPARED = 1 << 20
-"""Rows of all sources up to which it is counted before the first step what is left out: a second."""
-
-_MUCH = 0.1
-"""Share of the documents of a step from which on it is a warning that they are left out."""
-
-
 TASK = PairTask
-
-
-def _sides(rows: Sequence[SourceRows]) -> Iterator[tuple[SourceRows, Side, EncodedTexts]]:
-    for pairs in rows:
-        yield pairs, "query", pairs.queries
-        yield pairs, "document", pairs.documents
-
-
-def _hashes(values: np.ndarray) -> set[bytes]:
-    raw = values.tobytes()
-    return {raw[at : at + 16] for at in range(0, len(raw), 32)}
-
-
-def _write_texts(path: Path, wanted: set[bytes], pairs: Iterable[tuple[str, Pair]]) -> None:
-    """Write those of the texts of ``pairs`` that have one of the hashes ``wanted``, each once."""
-    found: dict[bytes, str] = {}
-    for _, pair in pairs:
-        for text in (pair.query, *pair.positives, *pair.negatives):
-            if (name := text_hash(text)) in wanted:
-                found[name] = text
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in found.values()))
-
-
-def _measured(pairs: SourceRows) -> SourceRows:
-    """Return held-out rows without texts that are too short for two spans, each of which would be found by itself."""
-    skips = pairs.view.draw is not None and pairs.source.spans.short == "skip"
-    return pairs.long_enough() if skips else pairs

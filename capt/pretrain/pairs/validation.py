@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +21,15 @@ from capt.pretrain.contrast.similarity import Similarity, blockwise, paired, pro
 from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.judgement import error_of
-from capt.pretrain.pairs.batches import padded
-from capt.pretrain.pairs.config import RECALLS, RETRIEVAL, at_width, of_teacher
 from capt.pretrain.pairs.known import Pairs, known_pairs
 from capt.pretrain.pairs.losses import GROUP
+from capt.pretrain.pairs.metric_names import RECALLS, RETRIEVAL, at_width, of_teacher
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import SourceRows, Teacher
+from capt.pretrain.pairs.texts import padded
 from capt.pretrain.registry import load_entry
+
+logger = logging.getLogger(__name__)
 
 _TIES = 1e-9
 """Cosines nearer than this are equal: float64 rounding of equal rows is 1e-15."""
@@ -192,6 +195,23 @@ def _teacher_report(
     found = {of_teacher(name): figures[name] for name in RETRIEVAL}
     own = sum(figures[name] for name in RECALLS)
     return found | ({"teacher/reached": sum(report[name] for name in RECALLS) / own} if own else {})
+
+
+def log_reached(report: Mapping[str, float], step: int) -> None:
+    """Log how near the teacher is, by what `validate` has reported."""
+    if "teacher/cosine" not in report or distributed.rank():
+        return
+    recall = ""
+    if "teacher/reached" in report:
+        own = report[of_teacher("recall/to_document")]
+        recall = (
+            f"; recall@1 {report['recall/to_document']:.3f} to documents, the teacher's {own:.3f}: "
+            f"{report['teacher/reached']:.1%} of the teacher is reached"
+        )
+    logger.info(
+        "step %d: cosine to the teacher %.4f, 5th percentile %.4f%s",
+        step, report["teacher/cosine"], report["teacher/cosine_p5"], recall,
+    )  # fmt: skip
 
 
 def _retrieval_report(

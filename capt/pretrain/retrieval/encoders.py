@@ -31,9 +31,9 @@ from capt.pretrain.models.heads import mean_over_tokens
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, hub_hint, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.sentence_folder import SETTINGS, pooling_file, require_embedder
-from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.load import load_model as load_pairs
 from capt.pretrain.pairs.representations import similarity_of
+from capt.pretrain.pairs.texts import PaddedTexts
 from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.search import Scoring
 from capt.pretrain.retrieval.sentence_models import (

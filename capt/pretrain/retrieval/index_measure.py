@@ -15,10 +15,10 @@ from capt.pretrain.data.tables import read_table
 from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import Figures, Section
 from capt.pretrain.pairs.cells import DOCUMENT_IDS, values
-from capt.pretrain.retrieval.evaluate import RERANKED, figure_differences
 from capt.pretrain.retrieval.index import MODES, SearchIndex
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.rerankers import PairScorer
+from capt.pretrain.retrieval.results import RERANKED, figure_differences
 from capt.pretrain.retrieval.search import BLOCK
 
 _QUESTIONS, _ANSWERS = ("query", "question"), ("document", *DOCUMENT_IDS)

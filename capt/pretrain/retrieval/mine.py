@@ -26,9 +26,9 @@ from capt.pretrain.retrieval.audit import faults, histogram, page
 from capt.pretrain.retrieval.data import Document, PairRow, is_collection, read_documents, read_pair_rows
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.passages import PassageCutter
+from capt.pretrain.retrieval.rankings import search
 from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
 from capt.pretrain.retrieval.search import by_id
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources

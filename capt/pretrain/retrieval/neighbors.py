@@ -18,8 +18,8 @@ from capt.pretrain.data.prepare import tokenizer_corpus
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, encode_in_batches, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.rankings import search
 from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, load_reranker, ordered_by_score
 from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring
 from capt.pretrain.retrieval.store import default_store

@@ -18,22 +18,19 @@ from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.retrieval.data import Collection, read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.evaluate import (
+from capt.pretrain.retrieval.metrics import DEPTH
+from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.rankings import Rankings, SearchCorpus, bm25_rankings, vector_rankings
+from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
+from capt.pretrain.retrieval.results import (
     BM25,
     RERANKED,
-    Rankings,
-    SearchCorpus,
     about_bm25,
     about_set,
-    bm25_rankings,
     figure_differences,
     figures_of,
     finished,
-    vector_rankings,
 )
-from capt.pretrain.retrieval.metrics import DEPTH
-from capt.pretrain.retrieval.options import EncoderOptions
-from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
 
 RUN, ENCODER = "run", "encoder"
 

@@ -27,7 +27,7 @@ from capt.pretrain.data.formats import suffix_of, suffixes
 from capt.pretrain.data.tables import open_table
 from capt.pretrain.engine.task import Role
 from capt.pretrain.pairs.cells import DOCUMENT_IDS, id_of, text_of
-from capt.pretrain.pairs.config import PairDistillation
+from capt.pretrain.pairs.distillation_config import PairDistillation
 from capt.pretrain.pairs.folders import corpus_texts, text_named
 from capt.pretrain.pairs.sources import EncodedTexts
 from capt.pretrain.retrieval.bucket import BucketVectors

@@ -22,8 +22,8 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Role, TextTask
 from capt.pretrain.retrieval.data import Collection, Document, read_collections
 from capt.pretrain.retrieval.encode import TOKENS, batches
-from capt.pretrain.retrieval.evaluate import SearchCorpus
 from capt.pretrain.retrieval.metrics import DEPTH, mean_metrics, query_metrics
+from capt.pretrain.retrieval.rankings import SearchCorpus
 from capt.pretrain.retrieval.search import BLOCK, Scoring, by_id
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import pytest
 
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.data.row_filter import RowFilter
-from capt.pretrain.pairs.config import PairData
+from capt.pretrain.pairs.data_config import PairData
 from capt.pretrain.pairs.forms import Counts
 from capt.pretrain.pairs.selection import Selection
 from tests.unit.pairs.written import read, write_json, write_parquet, write_table

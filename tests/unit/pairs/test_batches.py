@@ -19,19 +19,12 @@ from capt.pretrain.base.randomness import stream_key
 from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
-from capt.pretrain.pairs.batches import (
-    GROUP_TOKENS,
-    Noise,
-    PairAssembler,
-    PairBatch,
-    by_length,
-    divided,
-    draw,
-    groups_by_length,
-    within_budget,
-)
-from capt.pretrain.pairs.config import PairSource
+from capt.pretrain.pairs.batches import PairAssembler, PairBatch
+from capt.pretrain.pairs.data_config import PairSource
+from capt.pretrain.pairs.division import by_length, divided, within_budget
+from capt.pretrain.pairs.draws import Noise, draw
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
+from capt.pretrain.pairs.texts import GROUP_TOKENS, groups_by_length
 
 
 def _texts(generator: random.Random, count: int, first: int) -> EncodedTexts:

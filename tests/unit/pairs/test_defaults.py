@@ -14,10 +14,11 @@ from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.engine.callbacks.progress import validation_summary
 from capt.pretrain.engine.judgement import direction, error_of
 from capt.pretrain.engine.run_folder import _given_keys_of_another_job
-from capt.pretrain.pairs.config import RECALLS, PairJob
+from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.load import own_length, reading
+from capt.pretrain.pairs.metric_names import RECALLS
+from capt.pretrain.pairs.prepare import held_out_share
 from capt.pretrain.pairs.sources import longest_behind
-from capt.pretrain.pairs.store import held_out_share
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.pairs.validation import standard_error
 from tests.pairs import pairs_mapping, write_pairs

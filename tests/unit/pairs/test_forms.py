@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.pairs.config import PairData
+from capt.pretrain.pairs.data_config import PairData
 from capt.pretrain.pairs.forms import FORMS, Counts, Pair, read_pairs
 from capt.pretrain.pairs.layout import ROLES
 from capt.pretrain.retrieval.data import read_collections, read_pair_rows

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.pairs.config import PairData
+from capt.pretrain.pairs.data_config import PairData
 from capt.pretrain.pairs.load import left_behind, pooling_of_init
 from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.options import EncoderOptions

@@ -13,11 +13,11 @@ import pytest
 
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.pairs.batches import PairAssembler
-from capt.pretrain.pairs.config import PairData
+from capt.pretrain.pairs.data_config import PairData
 from capt.pretrain.pairs.inspect import PairFiles, left_out_of, summarize_pairs
 from capt.pretrain.pairs.known import Candidates, Compared, left_out
+from capt.pretrain.pairs.prepare import prepare_source
 from capt.pretrain.pairs.sources import text_key
-from capt.pretrain.pairs.store import prepare_source
 from capt.tokenizer.encode import load_tokenizer
 from tests.bipartite import Bipartite
 from tests.finetune import write_vocabulary

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from capt.pretrain.pairs.config import PairContrast, PairDistillation
-from capt.pretrain.pairs.loss import PairTerm, PairViews, Part
+from capt.pretrain.pairs.config import PairContrast
+from capt.pretrain.pairs.distillation_config import PairDistillation
+from capt.pretrain.pairs.loss import PairTerm
+from capt.pretrain.pairs.views import PairViews, Part
 
 
 def _views(**changes: object) -> PairViews:

@@ -15,10 +15,12 @@ from torch.nn.functional import normalize
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.pairs import losses
-from capt.pretrain.pairs.config import PairContrast, PairData, PairJob
-from capt.pretrain.pairs.loss import PairTerm, PairViews, Part, parts_of
+from capt.pretrain.pairs.config import PairContrast, PairJob
+from capt.pretrain.pairs.data_config import PairData
+from capt.pretrain.pairs.loss import PairTerm
 from capt.pretrain.pairs.losses import LOSSES, find_loss
 from capt.pretrain.pairs.task import PairTask
+from capt.pretrain.pairs.views import PairViews, Part, parts_of
 from tests.pairs import every_form, pairs_mapping
 from tests.toy_loss import MARGIN, SCORED, Options
 

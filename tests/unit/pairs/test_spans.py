@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.base.verification import Verifier, all_ranks
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.data.views import Spans, crop
 from capt.pretrain.pairs.config import PairJob
+from capt.pretrain.pairs.reader import RowsReader
 from capt.pretrain.pairs.task import PairTask
 from tests.finetune import sentence
 from tests.pairs import pairs_mapping
@@ -72,7 +74,8 @@ def test_texts_too_short_for_two_spans_are_left_out_or_whole(tmp_path: Path, cap
     assert whole.samples == 32
     first, second = whole.sources[0].spans(*np.zeros((3, 1), dtype=np.int64), 1)
     assert first[0].tolist() == second[0].tolist() == whole.sources[0].queries.tokens(np.zeros(1, np.int64))[0].tolist()
-    held_out = _task(tmp_path, texts, validation_fraction=0.5)._read()[1]
+    half = _task(tmp_path, texts, validation_fraction=0.5)
+    _, held_out = RowsReader(half.job, half.tokenizer, 512, Verifier(half.job.data.cache, all_ranks())).train()
     lengths = [rows.queries.lengths(rows.query) - 2 for rows in held_out]
     assert min(int(each.min()) for each in lengths) >= 16, "a shorter one would be found by itself"
     short_texts = [{"text": f"the {number}"} for number in range(16)]

@@ -11,9 +11,9 @@ import pytest
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.pairs.config import PairData, PairSource
+from capt.pretrain.pairs.data_config import PairData, PairSource
 from capt.pretrain.pairs.forms import read_pairs
-from capt.pretrain.pairs.store import encode_source, prepare_source
+from capt.pretrain.pairs.prepare import encode_source, prepare_source
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.finetune import write_vocabulary
 from tests.pairs import write_pairs
@@ -56,7 +56,7 @@ def test_rows_on_disk_are_those_in_memory(
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr("capt.pretrain.pairs.store.read_pairs", never)
+    monkeypatch.setattr("capt.pretrain.pairs.prepare.read_pairs", never)
     caplog.clear()
     again = prepare_source(source, [path], 0.0, tokenizer, 64, Verifier(tmp_path / "cache")).train
     assert again is not None

@@ -22,8 +22,8 @@ from capt.pretrain.config.retrieval import METRICS, RetrievalSection
 from capt.pretrain.contrast.teacher import cosine_distance_loss, listwise_loss, squared_distance_loss
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.export import TO_TEACHER, command
-from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.task import PairTask
+from capt.pretrain.pairs.views import PairViews
 from capt.pretrain.retrieval.data import read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
@@ -124,7 +124,8 @@ def test_a_query_has_vectors_of_its_own_beside_documents_and_negatives(tmp_path:
 
 def test_the_losses_of_a_step_are_those_of_all_texts_beside_that_of_pairs(tmp_path: Path) -> None:
     from capt.pretrain.contrast.info_nce import info_nce
-    from capt.pretrain.pairs.config import PairContrast, PairDistillation
+    from capt.pretrain.pairs.config import PairContrast
+    from capt.pretrain.pairs.distillation_config import PairDistillation
     from capt.pretrain.pairs.loss import PairTerm
 
     torch.manual_seed(0)
@@ -149,8 +150,10 @@ def test_the_losses_of_a_step_are_those_of_all_texts_beside_that_of_pairs(tmp_pa
 
 def test_a_teachers_scores_train_rows_without_a_loss_of_their_own_too() -> None:
     from capt.pretrain.contrast.distillation import distillation_loss
-    from capt.pretrain.pairs.config import PairContrast, PairDistillation
-    from capt.pretrain.pairs.loss import PairTerm, Part
+    from capt.pretrain.pairs.config import PairContrast
+    from capt.pretrain.pairs.distillation_config import PairDistillation
+    from capt.pretrain.pairs.loss import PairTerm
+    from capt.pretrain.pairs.views import Part
 
     torch.manual_seed(0)
     rows = torch.nn.functional.normalize(torch.randn(9, 6).double(), dim=1)

@@ -15,11 +15,13 @@ import pytest
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.retrieval import METRICS
+from capt.pretrain.retrieval.compare import compare
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.evaluate import RetrievalSettings, SearchCorpus, compare, evaluate
+from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.rankings import SearchCorpus
 from capt.pretrain.retrieval.sentence_models import positions_of
 from tests.finetune import write_encoder
 from tests.support import Capt
@@ -288,7 +290,7 @@ def test_a_label_of_pairs_is_not_passed_over_in_silence(
 
 def test_bm25_of_texts_without_a_word() -> None:
     pytest.importorskip("bm25s", reason="bm25s is not installed")
-    from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
+    from capt.pretrain.retrieval.rankings import SearchCorpus, bm25_rankings
 
     collection = Collection("c", lambda: iter([("1", ""), ("2", "!")]), [("q", "a word")], {"q": {"1": 1}})
     assert bm25_rankings(collection, SearchCorpus.of(collection)) == [[]]
@@ -300,7 +302,7 @@ def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
     import math
     import re
 
-    from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
+    from capt.pretrain.retrieval.rankings import SearchCorpus, bm25_rankings
 
     folder = write_beir(tmp_path / "beir")
     (collection,) = read_collections(folder)
@@ -444,8 +446,8 @@ def test_documents_of_each_form(tmp_path: Path) -> None:
 def test_cranfield_by_bm25(data_folder: Path) -> None:
     """The classical collection; figures of BM25 on it are known to be about this."""
     pytest.importorskip("bm25s", reason="bm25s is not installed")
-    from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
     from capt.pretrain.retrieval.metrics import mean_metrics, query_metrics
+    from capt.pretrain.retrieval.rankings import SearchCorpus, bm25_rankings
 
     (collection,) = read_collections(data_folder / "retrieval" / "cranfield")
     rankings = bm25_rankings(collection, SearchCorpus.of(collection))

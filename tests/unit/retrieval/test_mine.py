@@ -395,10 +395,10 @@ def test_rules_that_cannot_be_meant(rules: dict[str, Any], says: str) -> None:
 
 
 def _of_rank(folder: str, name: str) -> bytes:
-    from capt.pretrain.retrieval import evaluate
+    from capt.pretrain.retrieval import rankings
 
     room.load_text_encoder = lambda *_: ToyEncoder()  # type: ignore[assignment]
-    evaluate.BLOCK = 16
+    rankings.BLOCK = 16
     home, out = Path(folder), Path(folder) / name
     options = EncodeOptions(out.with_suffix(".store"), tokens=40)
     mine([home / "pairs.jsonl"], home / "corpus.jsonl", Path("toy"), out, options, EncoderOptions(), Rules(number=5))
@@ -406,9 +406,9 @@ def _of_rank(folder: str, name: str) -> bytes:
 
 
 def test_ranks_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from capt.pretrain.retrieval import evaluate
+    from capt.pretrain.retrieval import rankings
 
-    monkeypatch.setattr(evaluate, "BLOCK", evaluate.BLOCK)
+    monkeypatch.setattr(rankings, "BLOCK", rankings.BLOCK)
     write_pairs(tmp_path)
     alone = _of_rank(str(tmp_path), "alone")
     assert run_ranks(_of_rank, 4, str(tmp_path), "ranks") == [alone] * 4

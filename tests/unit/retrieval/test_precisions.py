@@ -13,6 +13,7 @@ import sentence_transformers.util.quantization as theirs
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.retrieval import evaluate as evaluation
+from capt.pretrain.retrieval import rankings
 from capt.pretrain.retrieval.data import read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.evaluate import RetrievalSettings
@@ -196,8 +197,8 @@ def test_two_ranks_find_what_one_does(tmp_path: Path, monkeypatch: pytest.Monkey
     settings: dict[str, Any] = {"precisions": ("int8", "binary"), "rescore": 2}
     alone = measured(folder, tmp_path / "one", monkeypatch, **settings)
     # More than there are cost no more than all.
-    asked, search = list[int](), evaluation.search
-    monkeypatch.setattr(evaluation, "search", lambda *given: asked.append(given[3]) or search(*given))
+    asked, search = list[int](), rankings.search
+    monkeypatch.setattr(rankings, "search", lambda *given: asked.append(given[3]) or search(*given))
     whole, more = (measured(folder, tmp_path / "one", monkeypatch, **{**settings, "rescore": n}) for n in (3, 1000))
     assert max(asked) == 300
     assert list(whole.values()) == list(more.values())

@@ -14,8 +14,8 @@ from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.retrieval import rerank_evaluate as room
 from capt.pretrain.retrieval.data import Collection, read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions
-from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
 from capt.pretrain.retrieval.neighbors import neighbors
+from capt.pretrain.retrieval.rankings import SearchCorpus, bm25_rankings
 from capt.pretrain.retrieval.rerank_evaluate import RerankSettings, evaluate_reranker, read_trec_run
 from capt.pretrain.retrieval.rerankers import RunScorer, load_reranker, score_pairs
 from tests.finetune import write_encoder

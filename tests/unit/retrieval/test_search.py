@@ -101,7 +101,7 @@ def test_the_score_of_a_pair_does_not_depend_on_its_place() -> None:
 
 
 def _of_rank(folder: str) -> list[list[int]]:
-    from capt.pretrain.retrieval import evaluate as room
+    from capt.pretrain.retrieval import rankings as room
     from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
     from tests.unit.retrieval.toy import ToyEncoder
 

@@ -213,11 +213,11 @@ class Cheap(ToyEncoder):
 
 def test_memory_does_not_grow_with_the_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the texts, 80 MB of vectors, take only the index more: the vectors are never in memory together."""
-    from capt.pretrain.retrieval import encode, evaluate
+    from capt.pretrain.retrieval import encode, rankings
     from capt.pretrain.retrieval.search import by_id
 
     monkeypatch.setattr(encode, "WINDOW", 1000)
-    monkeypatch.setattr(evaluate, "BLOCK", 500)
+    monkeypatch.setattr(rankings, "BLOCK", 500)
     peaks = []
     for count in (2000, 20_000):
         encoder, names = Cheap(1024), [str(i) for i in range(count)]
@@ -226,7 +226,7 @@ def test_memory_does_not_grow_with_the_vectors(tmp_path: Path, monkeypatch: pyte
         try:
             store = embed(encoder, names, "document", EncodeOptions(tmp_path / str(count)))
             queries = rows_of(store, names[:3])
-            evaluate.search(queries, iter(names), store, 10, order, evaluate.Scoring())
+            rankings.search(queries, iter(names), store, 10, order, rankings.Scoring())
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
