@@ -7,7 +7,9 @@ the same command goes on after an interruption and with more ``--seeds``. ``--sp
 all students and the teacher in one run, ``--tables`` writes both files and the plot of what there is, and
 ``--kept-back`` shows MRPC as well, which is measured with the others and looked at last.
 
-``--long`` is a second part: the students of three and two layers learn by the cosine for many steps.
+``--long`` is a second part: layers of the teacher learn by the cosine for many steps, and by pairs at equal compute.
+``--precisions`` is a third one: vectors in int8 and in bits, of the teacher and of a model that is trained for them.
+Each part has an ``--out`` of its own.
 """
 
 from __future__ import annotations
@@ -28,26 +30,35 @@ import numpy as np
 from capt.pretrain.data.sts_files import Pairs, find_sets
 from tests.realdata import real_data
 from tests.runs import rows_of
-from tests.studies.distillation_tables import Trial, plot_speed, write_tables
+from tests.studies.distillation_tables import FASTER, QUANTIZED, Trial, plot_speed, write_tables
 from tests.studies.pairs_data import SOURCES, write_files, write_kept_back
 from tests.studies.support import capt, finish, newest_checkpoint, same_settings, write_trials
 
-LAYERS = {"3 layers": "0,2,4", "2 layers": "0,5"}
+LAYERS = {"layers 0 2 4": "0,2,4", "layers 0 5": "0,5", "layers 0 2 5": "0,2,5"}
 """Student -> the layers of the teacher that it begins with."""
+THREE, TWO, LAST = LAYERS
 SMALL = ("random 2 x 128", "text 2 x 128")
 """Students of two layers of 128: random weights, and those of two crops of a passage of books."""
 LOSSES: dict[str, list[str]] = {
     "cosine": ["distillation.cosine=1"],
     "listwise": ["distillation.cosine=0", "distillation.listwise=1"],
     "pairs": [],
+    FASTER: [],
+    QUANTIZED: ["contrast.precisions=[float,int8,binary]"],
 }
-ARMS = [(student, loss) for student in ("3 layers", *SMALL) for loss in LOSSES] + [("2 layers", "cosine")]
+PAIRS = ("pairs", FASTER, QUANTIZED)
+"""The losses of pairs, which have no teacher."""
+ARMS = [(student, loss) for student in (THREE, *SMALL) for loss in ("cosine", "listwise", "pairs")] + [(TWO, "cosine")]
 TEXTS, BATCH, STEPS, LENGTH = 6000, 32, 72, 64
 """Texts that the teacher encodes, texts of a step, steps, and tokens that texts are cut to."""
 LONG = 600
-LONG_ARMS = [(student, "cosine") for student in LAYERS]
-RATES = {"cosine": {"layers": 3e-4, "small": 1e-3}, "listwise": {"layers": 3e-4, "small": 1e-3}}
-RATES["pairs"] = {"layers": 5e-5, "small": 1e-3}
+LONG_ARMS = [(THREE, "cosine"), (TWO, "cosine"), (LAST, "cosine"), (TWO, "pairs"), (TWO, FASTER)]
+BRIEF = 200
+PRECISION_ARMS = [(TWO, "pairs"), (TWO, QUANTIZED)]
+UNTRAINED = [(student, "none") for student in ("teacher", *LAYERS)]
+RATES = {"cosine": 3e-4, "listwise": 3e-4, "pairs": 5e-5, FASTER: 3e-4, QUANTIZED: 5e-5}
+"""Of layers of the teacher, by the loss; 2 x 128 has another one."""
+SMALL_RATE = 1e-3
 MRPC = 500
 """Pairs of MRPC that are kept back, the first ones."""
 
@@ -63,7 +74,7 @@ class Study:
 
     def trial(self, student: str, loss: str, seed: int) -> Path:
         """The file of a measured trial."""
-        return self.out / "trials" / f"{_name(student)}-{loss}-seed{seed}.json"
+        return self.out / "trials" / f"{_name(student)}-{_name(loss)}-seed{seed}.json"
 
     @property
     def files(self) -> Path:
@@ -76,8 +87,8 @@ class Study:
         return self.out / "vectors"
 
 
-def _name(student: str) -> str:
-    return student.replace(" ", "-")
+def _name(words: str) -> str:
+    return words.replace(" ", "-")
 
 
 def _shared(study: Study, seed: int) -> list[str]:
@@ -108,21 +119,21 @@ def start_of(study: Study, student: str) -> Path:
 
 def train(study: Study, student: str, loss: str, seed: int) -> Path:
     """Train a student by a loss; its run. A step of pairs has as many texts as one of a teacher's vectors."""
-    folder = study.out / "runs" / f"{_name(student)}-{loss}-seed{seed}"
+    folder = study.out / "runs" / f"{_name(student)}-{_name(loss)}-seed{seed}"
     small = student in SMALL
-    rate = RATES[loss]["small" if small else "layers"]
+    rate = SMALL_RATE if small else RATES[loss]
     settings = [
         *_shared(study, seed), f"model.init={start_of(study, student)}", f"schedule.max_steps={study.steps}",
         f"schedule.warmup_steps={study.steps // 10}", f"optimizer.lr={rate}",
         "model.dropout=0", "model.attention_dropout=0", *(["model.random=true"] if student == SMALL[0] else []),
     ]  # fmt: skip
-    if loss == "pairs":
+    if loss in PAIRS:
         sources: list[dict[str, Any]] = [
             {"name": name, "files": [str(study.files / f"{name}.jsonl")]} for name in SOURCES
         ]
         finish(
             folder, "pretrain", "capt_pairs", *settings, f"batch.global={BATCH // 2}", f"batch.micro={BATCH // 2}",
-            "data.validation_fraction=0", f"data.sources={json.dumps(sources)}",
+            "data.validation_fraction=0", f"data.sources={json.dumps(sources)}", *LOSSES[loss],
         )  # fmt: skip
     else:
         finish(
@@ -134,7 +145,7 @@ def train(study: Study, student: str, loss: str, seed: int) -> Path:
 
 
 def measure(study: Study, model: Path, *, in_its_space: bool) -> dict[str, Any]:
-    """The figures of a model x 100, that of documents by the teacher in one space with it, and what is kept back."""
+    """The figures of a model x 100: in float, int8 and bits, with documents by the teacher, and what is kept back."""
     from capt.pretrain.language.sts import score
     from capt.pretrain.retrieval.encode import EncodeOptions
     from capt.pretrain.retrieval.encoders import load_text_encoder
@@ -147,17 +158,20 @@ def measure(study: Study, model: Path, *, in_its_space: bool) -> dict[str, Any]:
     store = study.out / "measured"
     cranfield = study.data / "retrieval" / "cranfield"
     sets = [cranfield, study.files / "qnli_held_out.jsonl"]
-    found = evaluate(model, sets, EncodeOptions(store), options, RetrievalSettings())
-    first, second = (section["poolers"]["full"] for section in found["sections"])
-    figures = {"stsb": stsb, "qnli": second["mrr@10"], "cranfield": first["ndcg@10"]}
+    settings = RetrievalSettings(precisions=("float", "int8", "binary"), rescore=4)
+    found = evaluate(model, sets, EncodeOptions(store), options, settings)["sections"]
+    by_system = {
+        name: {system: 100 * each[metric] for system, each in section["poolers"].items()}
+        for (name, metric), section in zip((("cranfield", "ndcg@10"), ("qnli", "mrr@10")), found, strict=True)
+    }
+    figures = {"stsb": 100 * stsb, **{name: by_system[name].pop("full") for name in ("qnli", "cranfield")}}
     asymmetric = None
     if in_its_space:
         settings = RetrievalSettings(documents_by=study.teacher)
         crossed = evaluate(model, [cranfield], EncodeOptions(store), options, settings)["sections"][0]
         asymmetric = 100 * crossed["poolers"]["full"]["ndcg@10"]
     return {
-        "figures": {name: 100 * value for name, value in figures.items()}, "kept_back": 100 * mrpc,
-        "asymmetric": asymmetric,
+        "figures": figures, "kept_back": 100 * mrpc, "asymmetric": asymmetric, "quantized": by_system,
     }  # fmt: skip
 
 
@@ -182,7 +196,7 @@ def run_trial(study: Study, student: str, loss: str, seed: int) -> None:
         model = newest_checkpoint(run)
         rows = rows_of(run)
         facts = {"steps": study.steps, **(next(row for row in reversed(rows) if row.get("split") == "validation")
-                                          if loss != "pairs" else {})}  # fmt: skip
+                                          if loss not in PAIRS else {})}  # fmt: skip
     taken = {name: facts.get(name) for name in ("steps", "teacher/cosine", "teacher/cosine_p5")}
     row = {"student": student, "loss": loss, "seed": seed, **taken}
     row |= measure(study, model, in_its_space=loss == "cosine" or (loss == "none" and student in LAYERS))
@@ -219,13 +233,13 @@ def measure_speed(study: Study, rounds: int = 7) -> None:
 def write_results(study: Study, *, kept_back: bool = False) -> None:
     """Write ``trials.csv`` and ``tables.md`` of the trials that there are, without MRPC unless it is asked for."""
     rows = [json.loads(path.read_text()) for path in sorted((study.out / "trials").glob("*.json"))]
-    order = [("teacher", "none"), *((student, "none") for student in LAYERS), *ARMS]
+    order = list(dict.fromkeys([*UNTRAINED, *ARMS, *LONG_ARMS, *PRECISION_ARMS]))
     rows.sort(key=lambda row: (order.index((row["student"], row["loss"])), row["seed"]))
     trials = [
         Trial(
             row["student"], row["loss"], row["seed"], **row["figures"], asymmetric=row["asymmetric"],
             mrpc=row["kept_back"] if kept_back else None, steps=row["steps"], cosine=row["teacher/cosine"],
-            p5=row["teacher/cosine_p5"],
+            p5=row["teacher/cosine_p5"], **_quantized(row),
         )
         for row in rows
     ]  # fmt: skip
@@ -235,6 +249,15 @@ def write_results(study: Study, *, kept_back: bool = False) -> None:
     write_tables(trials, speed, study.out / "tables.md")
     if speed:
         plot_speed(trials, speed, study.out / "speed.png")
+
+
+def _quantized(row: dict[str, Any]) -> dict[str, float]:
+    """The figures of a trial in int8 and in bits, by the names of columns."""
+    return {
+        f"{name}_{system.replace(' ', '_')}": value
+        for name, systems in row.get("quantized", {}).items()
+        for system, value in systems.items()
+    }
 
 
 def prepare(study: Study) -> None:
@@ -259,7 +282,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--teacher", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--steps", type=int, default=STEPS, help="of every arm")
-    parser.add_argument("--long", action="store_true", help=f"the second part: layers by the cosine, {LONG} steps")
+    parser.add_argument("--long", action="store_true", help=f"the second part: layers of the teacher, {LONG} steps")
+    parser.add_argument("--precisions", action="store_true", help=f"the third part: int8 and bits, {BRIEF} steps")
     parser.add_argument("--speed", action="store_true", help="measure the texts a second, in one run")
     parser.add_argument(
         "--tables", action="store_true", help="write trials.csv, tables.md and the plot of what there is"
@@ -267,7 +291,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--kept-back", action="store_true", help="the same with MRPC, once the other tables are final")
     options = parser.parse_args(words)
     data = real_data(parser, "corpus", "glue", "retrieval", "vl")
-    steps = LONG if options.long else options.steps
+    arms, steps = ARMS, options.steps
+    if options.long:
+        arms, steps = LONG_ARMS, LONG
+    elif options.precisions:
+        arms, steps = PRECISION_ARMS, BRIEF
     study = Study(options.out.resolve(), data, options.teacher.resolve(), steps)
     if options.tables or options.kept_back:
         write_results(study, kept_back=options.kept_back)
@@ -278,10 +306,10 @@ def main(words: Sequence[str] | None = None) -> int:
         measure_speed(study)
         write_results(study)
         return 0
-    for student in ("teacher", *LAYERS):
-        run_trial(study, student, "none", 0)
+    for student, loss in UNTRAINED:
+        run_trial(study, student, loss, 0)
     for seed in options.seeds:
-        for student, loss in LONG_ARMS if options.long else ARMS:
+        for student, loss in arms:
             run_trial(study, student, loss, seed)
     return 0
 

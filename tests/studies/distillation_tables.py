@@ -11,6 +11,10 @@ from tests.studies.seeds import mean_interval, seeds_compared, spread
 from tests.studies.support import table
 
 TEACHER = ("teacher", "none")
+FASTER, QUANTIZED = "pairs at 3e-4", "pairs in three precisions"
+COMPARED = (("cosine", "pairs"), ("cosine", FASTER), ("listwise", "pairs"), ("cosine", "listwise"))
+SYSTEMS = ("float", "int8", "int8 x4", "binary", "binary x4")
+"""Vectors as they are searched; x4: the first 400 documents scored again by queries in float."""
 
 
 class Trial(NamedTuple):
@@ -27,11 +31,21 @@ class Trial(NamedTuple):
     steps: int = 0
     cosine: float | None = None
     p5: float | None = None
+    qnli_int8: float | None = None
+    qnli_int8_x4: float | None = None
+    qnli_binary: float | None = None
+    qnli_binary_x4: float | None = None
+    cranfield_int8: float | None = None
+    cranfield_int8_x4: float | None = None
+    cranfield_binary: float | None = None
+    cranfield_binary_x4: float | None = None
 
 
 def write_tables(trials: Sequence[Trial], speed: Mapping[str, float], path: Path) -> None:
     """Write the tables of ``trials`` and of texts a second as Markdown."""
     parts = [_figures(trials, speed), _shares(trials), _differences(trials)]
+    parts += [_quantized(trials, name) for name in ("cranfield", "qnli")]
+    parts += [_gained(trials)]
     path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
@@ -73,7 +87,7 @@ def _differences(trials: Sequence[Trial]) -> str:
     sets, rows = _sets(trials), []
     students = dict.fromkeys(trial.student for trial in trials if trial.loss == "pairs")
     for student in students:
-        for first, second in (("cosine", "pairs"), ("listwise", "pairs"), ("cosine", "listwise")):
+        for first, second in COMPARED:
             cells, by_set = [], []
             for name in sets:
                 a, b = (_by_seed(trials, (student, loss), name) for loss in (first, second))
@@ -86,6 +100,37 @@ def _differences(trials: Sequence[Trial]) -> str:
             else:
                 rows.append([f"{student}: {first} - {second}", *cells, rule(by_set) if len(by_set[0]) > 1 else ""])
     return table(["difference", *(SETS[name] for name in sets), "by the rule"], rows)
+
+
+def _quantized(trials: Sequence[Trial], name: str) -> str:
+    """Figures of a set in float, int8 and bits, of each arm that has them."""
+    rows = []
+    for arm in _arms(trials):
+        own = [trial for trial in trials if trial[:2] == arm and getattr(trial, f"{name}_int8") is not None]
+        if own:
+            cells = [spread([getattr(trial, column) for trial in own]) for column in _columns(name)]
+            rows.append([", ".join(arm), str(len(own)), *cells])
+    return table([f"{SETS[name]}: student, loss", "seeds", *SYSTEMS], rows)
+
+
+def _gained(trials: Sequence[Trial]) -> str:
+    """Mean, t interval over the seeds and seeds above 0 of what a loss in several precisions gains in each."""
+    rows = []
+    for student, loss in _arms(trials):
+        if loss != QUANTIZED:
+            continue
+        for name in ("cranfield", "qnli"):
+            cells = []
+            for column in _columns(name):
+                a, b = (_by_seed(trials, (student, each), column) for each in (loss, "pairs"))
+                differences = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+                cells.append(seeds_compared(differences) if differences else "")
+            rows.append([f"{SETS[name]}: {loss} - pairs", *cells])
+    return table(["difference", *SYSTEMS], rows)
+
+
+def _columns(name: str) -> list[str]:
+    return [name, *(f"{name}_{system.replace(' ', '_')}" for system in SYSTEMS[1:])]
 
 
 def _arms(trials: Sequence[Trial]) -> list[tuple[str, str]]:
