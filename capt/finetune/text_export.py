@@ -6,13 +6,15 @@ models whose classes have only numbers are read in the wrong order sooner or lat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import transformers
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 
 from capt.finetune.batches import TextRows
@@ -25,16 +27,25 @@ from capt.pretrain.convert.card import About, CardFacts, plain_text, result, tab
 from capt.pretrain.convert.huggingface import encoder_tensors
 from capt.pretrain.convert.onnx import open_graph, real_tokens, require_packages, write_graph
 from capt.pretrain.convert.output import write_export
-from capt.pretrain.convert.reference import TEXTS, card_inputs, load_with_transformers, require_close
+from capt.pretrain.convert.quantized import compare_logits, is_int8, quantize_graph
+from capt.pretrain.convert.reference import SPREAD, TEXTS, card_inputs, load_with_transformers, require_close
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.architecture import Family
 from capt.pretrain.models.foreign.families import family_of
 from capt.tokenizer.check import check_with_transformers
 
+logger = logging.getLogger(__name__)
+
 _PROBLEM_TYPES: dict[Kind, str] = {
     "classification": "single_label_classification",
     "regression": "regression",
     "multi_label": "multi_label_classification",
+}
+
+_OUTPUTS: dict[Kind, Literal["class", "labels", "order"]] = {
+    "classification": "class",
+    "regression": "order",
+    "multi_label": "labels",
 }
 
 _CARD = """\
@@ -104,8 +115,8 @@ AnyClassifier = FineTuned[Any, Classifier]
 
 
 def export_classifier(
-    trained: AnyClassifier, out: Path, *, to: str = "hf", overwrite: bool = False, about: About | None = None,
-    shown_as: Presentation = LABELS,
+    trained: AnyClassifier, out: Path, *, to: str = "hf", quantize: str | None = None, overwrite: bool = False,
+    about: About | None = None, shown_as: Presentation = LABELS,
 ) -> Path:  # fmt: skip
     """Write ``out``, compute it with the library that reads it and compare its logits with ours; returns ``out``.
 
@@ -115,6 +126,7 @@ def export_classifier(
         trained: a checkpoint.
         out: the folder to make.
         to: ``hf`` (a class of transformers) or ``onnx``.
+        quantize: ``int8``: of ONNX, a second graph in int8; what it loses is logged.
         overwrite: replace an older export.
         about: for the model card.
         shown_as: the words of the card.
@@ -124,8 +136,10 @@ def export_classifier(
         ConfigError: packages of the ONNX export are missing.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
+    int8 = is_int8(quantize, to)
     if to == "onnx":
         require_packages()
+    said: list[str] = []
     hf_config = trained.job.model.encoder
     assert hf_config is not None, "TextJob.with_encoder fills it in"
     family = family_of(hf_config, str(trained.checkpoint))
@@ -143,8 +157,14 @@ def export_classifier(
             write_graph(graph, folder, graph.inputs, ("logits",), encoder.max_positions, encoder.pad_id)
         length = trained.job.data.sequence_length
         trained.tokenizer.save(folder, model_max_length=length, types=trained.model.reads_types)
+        if int8:
+            quantize_graph(folder)
+            texts = [*SPREAD, *TEXTS]
+            inputs = _inputs(trained, _rows(trained, texts, texts[::-1]), np.arange(len(texts)))
+            kind = _OUTPUTS[trained.job.data.text_task.kind]
+            said.append(compare_logits(folder, {name: each.numpy() for name, each in inputs.items()}, kind))
 
-    return write_export(
+    written = write_export(
         out,
         write=write,
         check=lambda folder: _check(trained, family, folder, to),
@@ -152,6 +172,9 @@ def export_classifier(
         agrees=f"{family.architecture if to == 'hf' else 'onnxruntime'} gives our logits",
         overwrite=overwrite,
     )
+    for line in said:
+        logger.info("%s", line)
+    return written
 
 
 class _Logits(nn.Module):
@@ -201,28 +224,36 @@ def _tensors(trained: AnyClassifier, family: Family) -> dict[str, Tensor]:
 def _check(trained: AnyClassifier, family: Family, folder: Path, to: str) -> float:
     """Compute ``folder`` with the library that reads it; return the largest relative difference of its logits."""
     name, compute = (family.architecture, _with_transformers(family, folder)) if to == "hf" else ("ONNX", _onnx(folder))
-    model, section = trained.model.cpu().eval(), trained.job.data
-    task: TextTask = section.text_task
-    second = TEXTS[::-1] if task.pair else None
-    assert section.sequence_length is not None
-    encoded = encode_texts(
-        TEXTS, second, trained.tokenizer, section.sequence_length, source="probe", types=model.reads_types
-    )
-    rows = TextRows(encoded, None, trained.tokenizer.special.pad, types=model.reads_types)
+    model, task = trained.model.cpu().eval(), trained.job.data.text_task
+    rows = _rows(trained, TEXTS, TEXTS[::-1])
     # Several lengths with padding, then one alone: a mask that is read wrongly shows in the first.
     worst = 0.0
-    for chosen in (encoded.lengths.argsort(), encoded.lengths.argsort()[:1]):
-        inputs = rows.batch(chosen).inputs
-        segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
-        mask = (inputs.tokens != trained.tokenizer.special.pad).long()
-        theirs = compute({"input_ids": inputs.tokens, "attention_mask": mask, **segments})
-        ours = task.scale * model(*inputs) + task.offset
+    for chosen in (rows.lengths.argsort(), rows.lengths.argsort()[:1]):
+        theirs = compute(_inputs(trained, rows, chosen))
+        ours = task.scale * model(*rows.batch(chosen).inputs) + task.offset
         worst = max(worst, require_close(f"{name}, logits", ours, theirs))
     for given in card_inputs(folder, pairs=task.pair, singles=not task.pair):
         ours = task.scale * model(given["input_ids"], given.get("token_type_ids"), padded=True) + task.offset
         worst = max(worst, require_close(f"{name}, what its tokenizer gives", ours, compute(given)))
     check_with_transformers(folder, TEXTS)
     return worst
+
+
+def _rows(trained: AnyClassifier, first: Sequence[str], second: Sequence[str]) -> TextRows:
+    """Texts, or pairs where the task is of pairs, as the model reads them."""
+    section, types = trained.job.data, trained.model.reads_types
+    assert section.sequence_length is not None
+    others = second if section.text_task.pair else None
+    encoded = encode_texts(first, others, trained.tokenizer, section.sequence_length, source="probe", types=types)
+    return TextRows(encoded, None, trained.tokenizer.special.pad, types=types)
+
+
+def _inputs(trained: AnyClassifier, rows: TextRows, chosen: Int64[np.ndarray, " n"]) -> dict[str, Tensor]:
+    """Some rows by the names of transformers."""
+    inputs = rows.batch(chosen).inputs
+    segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
+    mask = (inputs.tokens != trained.tokenizer.special.pad).long()
+    return {"input_ids": inputs.tokens, "attention_mask": mask, **segments}
 
 
 def _with_transformers(family: Family, folder: Path) -> Callable[[dict[str, Tensor]], Tensor]:

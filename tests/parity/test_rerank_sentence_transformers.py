@@ -128,7 +128,9 @@ def test_losses_are_those_of_its_trainer(kind: str, tokens: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("cls", ["BertForMaskedLM", "ModernBertForMaskedLM"])
-def test_cross_encoder_gives_our_scores_for_pairs_of_every_length(cls: str, tmp_path: Path) -> None:
+def test_cross_encoder_gives_our_scores_for_pairs_of_every_length(
+    cls: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Token types, or a head with a LayerNorm; the code of the card runs as it stands."""
     from sentence_transformers import CrossEncoder
 
@@ -148,3 +150,9 @@ def test_cross_encoder_gives_our_scores_for_pairs_of_every_length(cls: str, tmp_
     assert logits.std() > 1e-3
     code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
     exec(code.replace("PATH", str(out)), {})
+    if cls == "BertForMaskedLM":
+        with caplog.at_level("INFO"):
+            graphs = export(tmp_path / "run", tmp_path / "graphs", to="onnx", quantize="int8")
+        assert "int8: logits differ by" in caplog.text
+        assert "the order of two is the same for" in caplog.text
+        assert (graphs / "model_int8.onnx").is_file()

@@ -13,8 +13,9 @@ TARGETS = ("hf", "onnx")
 
 
 def command(
-    checkpoint: Path | GlueClassifier, out: Path, *, to: str, overwrite: bool = False, about: About | None = None
-) -> Path:
+    checkpoint: Path | GlueClassifier, out: Path, *, to: str, quantize: str | None = None, overwrite: bool = False,
+    about: About | None = None,
+) -> Path:  # fmt: skip
     """Export a checkpoint, or the best one of a run, as `export_classifier` does; ``to`` is one of ``TARGETS``."""
     trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
-    return export_classifier(trained, out, to=to, overwrite=overwrite, about=about)
+    return export_classifier(trained, out, to=to, quantize=quantize, overwrite=overwrite, about=about)

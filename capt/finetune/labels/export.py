@@ -13,7 +13,10 @@ from capt.pretrain.convert.card import About
 TARGETS = ("hf", "onnx")
 
 
-def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
+def command(
+    checkpoint: Path, out: Path, *, to: str, quantize: str | None = None, overwrite: bool = False,
+    about: About | None = None,
+) -> Path:  # fmt: skip
     """`export_classifier` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
     trained = load_fine_tuned(checkpoint, LabelsJob, "labels", build_classifier)
-    return export_classifier(trained, out, to=to, overwrite=overwrite, about=about)
+    return export_classifier(trained, out, to=to, quantize=quantize, overwrite=overwrite, about=about)

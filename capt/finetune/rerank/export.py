@@ -24,7 +24,12 @@ _KEYS = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Ide
 _RERANKER = Presentation({**LABELS.use, "hf": _USE}, "text-ranking", "sentence-transformers", _KEYS)
 
 
-def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
+def command(
+    checkpoint: Path, out: Path, *, to: str, quantize: str | None = None, overwrite: bool = False,
+    about: About | None = None,
+) -> Path:  # fmt: skip
     """`export_classifier` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
     trained = load_fine_tuned(checkpoint, RerankJob, "rerank", build_classifier)
-    return export_classifier(trained, out, to=to, overwrite=overwrite, about=about, shown_as=_RERANKER)
+    return export_classifier(
+        trained, out, to=to, quantize=quantize, overwrite=overwrite, about=about, shown_as=_RERANKER
+    )

@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.convert.onnx import GRAPH, open_graph
 from capt.pretrain.convert.reference import SPREAD, TEXTS
 from capt.tokenizer.encode import TextTokenizer
@@ -67,16 +68,29 @@ class VectorSpread:
         return cls(rank, uniformity, float(2 * (values**2).sum() / len(unit)), int((centred.std(0) < 1e-7).sum()))
 
 
+def is_int8(quantize: str | None, to: str) -> bool:
+    """Return whether an export to ``to`` has a graph in int8 as well. Raises ``ConfigError``: it cannot."""
+    if quantize not in (None, "int8"):
+        raise ConfigError(f"--quantize {quantize!r} is unknown; valid: int8")
+    if quantize is not None and to != "onnx":
+        raise ConfigError(f"--quantize {quantize} has no meaning with --to {to}: it is of --to onnx")
+    return quantize is not None
+
+
 def quantize_graph(folder: Path) -> None:
     """Write ``model_int8.onnx`` beside the graph of ``folder``."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    model = onnx.load(folder / GRAPH)
+    # It transposes the matrices of linear maps, and then finds the shapes that the exporter has noted of them wrong.
+    del model.graph.value_info[:]
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)  # it advises other steps before it
     try:
         quantize_dynamic(
-            folder / GRAPH, folder / INT8_GRAPH, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=True,
+            model, folder / INT8_GRAPH, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=True,
             weight_type=QuantType.QInt8,
         )  # fmt: skip
     finally:
@@ -94,20 +108,14 @@ def compare_graphs(folder: Path, tokenizer: TextTokenizer, pad: int, max_length:
     for row, each in zip(tokens, ids, strict=True):
         row[: len(each)] = each
     given = {"input_ids": tokens, "attention_mask": (tokens != pad).astype(np.int64)}
-    vectors, rates, sizes = [], [], []
-    for name in (GRAPH, INT8_GRAPH):
-        rows, rate = _timed(open_graph(folder, name), given)
-        vectors.append(rows)
-        rates.append(rate)
-        sizes.append(sum(path.stat().st_size for path in folder.glob(f"{name}*")))
+    vectors, cost = _both(folder, given, "sentence_embedding")
     cosines = (vectors[0] * vectors[1]).sum(1)
     float_near, int8_near = (_nearest(each) for each in vectors)
     spread = VectorSpread.of(vectors[0][: len(SPREAD)])
     kept = float((float_near == int8_near).mean())
     text = (
         f"int8: cosine with the vector in float {cosines.mean():.4f} in the mean and {cosines.min():.4f} at least, the "
-        f"nearest of {len(texts)} texts is the same for {kept:.0%}; {rates[1]:,.0f} texts a second for {rates[0]:,.0f} "
-        f"(x {rates[1] / rates[0]:.2f}); {sizes[1] / 1e6:,.1f} MB for {sizes[0] / 1e6:,.1f}"
+        f"nearest of {len(texts)} texts is the same for {kept:.0%}; {cost}"
     )
     if spread.rank < max(least_rank(vectors[0].shape[1]), _FLAT * len(SPREAD)):
         text += (
@@ -117,12 +125,50 @@ def compare_graphs(folder: Path, tokenizer: TextTokenizer, pad: int, max_length:
     return text
 
 
-def _timed(session: Any, inputs: Mapping[str, np.ndarray]) -> tuple[Rows, float]:
-    """The vectors of a graph, and texts a second."""
-    (rows,), passes = session.run(["sentence_embedding"], inputs), 0
+def compare_logits(folder: Path, given: Mapping[str, np.ndarray], kind: Literal["class", "labels", "order"]) -> str:
+    """Say what the logits of the graph in int8 have lost, and how fast both are.
+
+    Args:
+        folder: with both graphs.
+        given: the inputs of the graph for some texts, or pairs of texts.
+        kind: what is made of the logits: the largest one is a class, each above 0 is a label, or they order texts.
+    """
+    logits, cost = _both(folder, given, "logits")
+    apart = np.abs(logits[0] - logits[1])
+    if kind == "class":
+        same, what = logits[0].argmax(1) == logits[1].argmax(1), "the class is the same for"
+    elif kind == "labels":
+        same, what = (logits[0] > 0) == (logits[1] > 0), "a label is the same for"
+    else:
+        first, second = np.triu_indices(len(apart), 1)
+        ours, theirs = (each[first] > each[second] for each in logits)
+        same, what = ours == theirs, "the order of two is the same for"
+    return (
+        f"int8: logits differ by {apart.mean():.4f} in the mean and {apart.max():.4f} at most (from text to text by "
+        f"{logits[0].std(0).mean():.4f}); {what} {same.mean():.0%}; {cost}"
+    )
+
+
+def _both(folder: Path, given: Mapping[str, np.ndarray], output: str) -> tuple[list[Rows], str]:
+    """The outputs of the graphs in float and in int8 for the same input, and texts a second and megabytes of both."""
+    found, rates, sizes = [], [], []
+    for name in (GRAPH, INT8_GRAPH):
+        rows, rate = _timed(open_graph(folder, name), given, output)
+        found.append(rows)
+        rates.append(rate)
+        sizes.append(sum(path.stat().st_size for path in folder.glob(f"{name}*")))
+    return found, (
+        f"{rates[1]:,.0f} texts a second for {rates[0]:,.0f} (x {rates[1] / rates[0]:.2f}); {sizes[1] / 1e6:,.1f} MB "
+        f"for {sizes[0] / 1e6:,.1f}"
+    )
+
+
+def _timed(session: Any, inputs: Mapping[str, np.ndarray], output: str) -> tuple[Rows, float]:
+    """An output of a graph, and texts a second."""
+    (rows,), passes = session.run([output], inputs), 0
     begin = time.monotonic()
     while time.monotonic() - begin < _SECONDS:
-        session.run(["sentence_embedding"], inputs)
+        session.run([output], inputs)
         passes += 1
     return rows, passes * len(rows) / (time.monotonic() - begin)
 

@@ -15,6 +15,7 @@ from capt.pretrain.bottleneck.folder import TENSORS, write_heads
 from capt.pretrain.convert.card import About, CardFacts, caveats_of_family, cell, lookup, result, sections_of, table
 from capt.pretrain.convert.encoder import Form, export_encoder
 from capt.pretrain.convert.onnx import require_packages
+from capt.pretrain.convert.quantized import is_int8
 from capt.pretrain.convert.reference import Pooling
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.load import LoadedLanguageModel, load_model
@@ -206,10 +207,7 @@ def command(
         raise ConfigError(f"--pooling {pooling!r} is unknown; {did_you_mean(pooling, POOLINGS, 'valid:')}")
     if pooling is not None and to == "hf":
         raise ConfigError(f"--pooling {pooling} has no meaning with --to hf")
-    if quantize not in (None, "int8"):
-        raise ConfigError(f"--quantize {quantize!r} is unknown; valid: int8")
-    if quantize is not None and to != "onnx":
-        raise ConfigError(f"--quantize {quantize} has no meaning with --to {to}: it is of --to onnx")
+    int8 = is_int8(quantize, to)
     if to == "onnx":
         require_packages()
     trained = load_model(checkpoint)
@@ -228,7 +226,7 @@ def command(
         _card(trained, form, chosen, reason, evaluations, about), pooling=chosen,
         # Position rows beyond the windows of training are random still, but for a model that came with more.
         max_length=config.max_positions if job.model.init else job.data.sequence_length, overwrite=overwrite,
-        beside=beside, int8=quantize is not None,
+        beside=beside, int8=int8,
     )  # fmt: skip
     logger.info("%s written from %s", out, trained.checkpoint)
     return out

@@ -19,6 +19,7 @@ from capt.pretrain.base.files import write_json
 from capt.pretrain.convert.card import About, CardFacts, caveats_of_family, plain_text, result, table
 from capt.pretrain.convert.huggingface import encoder_tensors
 from capt.pretrain.convert.output import write_export
+from capt.pretrain.convert.quantized import is_int8
 from capt.pretrain.convert.sentence_transformers import IDENTITY, check_vectors, write_modules
 from capt.pretrain.engine.checkpoint import find_best, read_job
 from capt.pretrain.engine.durable import write_tensors
@@ -89,7 +90,7 @@ def targets(checkpoint: Path) -> tuple[str, ...]:
     row = find_representation(name)
     if row.export is None:
         raise ConfigError(f"{checkpoint}: has model.representation={name}, which has no export")
-    return (row.target,)
+    return (row.target, *(["onnx"] if row.graph is not None else []))
 
 
 def command(
@@ -99,6 +100,7 @@ def command(
     to: str,
     source: str | None = None,
     truncate_dim: int | None = None,
+    quantize: str | None = None,
     overwrite: bool = False,
     about: About | None = None,
 ) -> Path:
@@ -107,21 +109,26 @@ def command(
     Args:
         checkpoint: a checkpoint or a run.
         out: a folder that does not exist or is empty.
-        to: one of `targets`: ``sentence-transformers`` of vectors.
+        to: one of `targets`: ``sentence-transformers`` or ``onnx`` of vectors.
         source: the source of pairs whose prompts and lengths the folder has; None = the one with the largest weight.
         truncate_dim: first columns of the vectors, which the folder alone has, as unit rows; None = all.
+        quantize: ``int8``: of ONNX, a second graph in int8; what it loses is logged.
         overwrite: replace ``out`` if it is an older export.
         about: for the model card.
 
     Raises:
         UserError: an argument, the checkpoint or ``out`` is wrong, or the export differs from our model.
     """
+    is_int8(quantize, to)
     trained = load_model(checkpoint)
     name = trained.job.model.representation
     row = find_representation(name)
-    assert row.export is not None, "`targets` has seen it"
-    write = load_entry(row.export, GROUP, f"model.representation {name}", "MODULE:FUNCTION")
-    given = {"source": source, "truncate_dim": truncate_dim, "overwrite": overwrite, "about": about}
+    given: dict[str, Any] = {"source": source, "truncate_dim": truncate_dim, "overwrite": overwrite, "about": about}
+    export = row.export
+    if to == "onnx":
+        export, given = row.graph, {**given, "quantize": quantize}
+    assert export is not None, "`targets` has seen it"
+    write = load_entry(export, GROUP, f"model.representation {name}", "MODULE:FUNCTION")
     return write(trained, out, **given)  # type: ignore[no-any-return]
 
 
@@ -135,9 +142,7 @@ def sentence_transformers(
     about: About | None,
 ) -> Path:
     """Write a model of vectors as the sentence-transformers folder ``out``; see `command`."""
-    width = trained.model.width
-    if truncate_dim is not None and not 0 < truncate_dim <= width:
-        raise ConfigError(f"truncate_dim {truncate_dim}: the vectors have {width} columns; give 1 to {width}")
+    require_width(trained, truncate_dim)
     prompts, *lengths = trained.reading(source)
     named = {"query": prompts.query, "document": prompts.document}
     # sentence-transformers has one limit for both sides.
@@ -173,10 +178,17 @@ def sentence_transformers(
         out,
         write=write,
         check=lambda folder: check_vectors(folder, vectors, trained.tokenizer, length, named.items()),
-        card=_card(trained, about, named, length, truncate_dim),
+        card=pair_card(trained, about, named, length, truncate_dim),
         agrees="sentence-transformers gives our vectors",
         overwrite=overwrite,
     )
+
+
+def require_width(trained: LoadedPairModel, columns: int | None) -> None:
+    """Raise ``ConfigError`` where vectors do not have the ``columns`` that are to be kept."""
+    width = trained.model.width
+    if columns is not None and not 0 < columns <= width:
+        raise ConfigError(f"truncate_dim {columns}: the vectors have {width} columns; give 1 to {width}")
 
 
 def projections(whole: torch.nn.Linear | None, hidden: int, width: int | None) -> list[torch.nn.Linear]:
@@ -226,9 +238,11 @@ def _write_encoder(trained: LoadedPairModel, folder: Path, max_length: int) -> N
     trained.tokenizer.save(folder, model_max_length=max_length, types=encoder.reads_types)
 
 
-def _card(
-    trained: LoadedPairModel, about: About | None, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
-) -> str:
+def pair_card(
+    trained: LoadedPairModel, about: About | None, prompts: Mapping[str, str], max_length: int,
+    truncate_dim: int | None, *, library: str = "sentence-transformers", use: str = _USE,
+) -> str:  # fmt: skip
+    """The model card of an export that ``library`` reads, with the code of its ``use``."""
     model, job = trained.model, trained.job
     facts = CardFacts.read(trained.checkpoint, job, job.model.init, about)
     taught = job.distillation.vectors is not None
@@ -246,14 +260,14 @@ def _card(
     }
     return facts.card(
         {
-            "library_name": "sentence-transformers",
+            "library_name": library,
             "pipeline_tag": "sentence-similarity",
-            "tags": ["capt", "sentence-transformers", "feature-extraction"],
+            "tags": ["capt", library, "feature-extraction"],
         },
         "An embedding model that has learnt a larger one's vectors of texts."
         if taught
         else "An embedding model trained on pairs of texts: queries and the documents that belong to them.",
-        _USE,
+        use,
         model={
             "sentence embedding": model.encoder.pooling + ("" if model.projection is None else ", linear projection"),
             "columns": model.width if truncate_dim is None else f"the first {truncate_dim} of {model.width}",

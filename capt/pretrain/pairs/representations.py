@@ -39,6 +39,7 @@ class Representation:
         export: ``MODULE:FUNCTION``, which writes a loaded model for other libraries, as
             `capt.pretrain.pairs.export.sentence_transformers`; None: nothing does.
         target: the value of ``capt convert --to`` that names the export.
+        graph: likewise, of ``--to onnx``; None: nothing does.
         options: the section of ``model.representation_options``.
     """
 
@@ -47,6 +48,7 @@ class Representation:
     similarity: str | None = None
     export: str | None = None
     target: str = ""
+    graph: str | None = None
     options: type[Section] = Section
 
 
@@ -54,6 +56,7 @@ REPRESENTATIONS = {
     "dense": Representation(
         "one unit vector, compared by cosine", "capt.pretrain.pairs.module:PairModule",
         export="capt.pretrain.pairs.export:sentence_transformers", target="sentence-transformers",
+        graph="capt.pretrain.pairs.graph:onnx",
     )
 }  # fmt: skip
 """The values of ``model.representation``."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import load_job
+from capt.pretrain.convert import quantized
 from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.convert.encoder import export_encoder
 from capt.pretrain.convert.quantized import VectorSpread, least_rank
@@ -75,6 +77,16 @@ def test_a_graph_in_int8_is_measured(run, tmp_path, caplog):
     assert 0 < np.abs(rows[0] - rows[1]).max() < 0.2
     refused("--quantize 'int4' is unknown; valid: int8", run, tmp_path / "b", to="onnx", quantize="int4")
     refused("--quantize int8 has no meaning with --to hf", run, tmp_path / "b", to="hf", quantize="int8")
+
+
+def test_what_is_made_of_logits_in_int8_is_compared(monkeypatch):
+    logits = [np.array([[1, 2], [3, -1], [0.5, 0.4]]), np.array([[1, 2.5], [2.5, 3], [0.5, 0.4]])]
+    monkeypatch.setattr(quantized, "_both", lambda *_: (logits, "9 MB"))
+    for kind, said in (("class", "the class is the same for 67%"), ("labels", "a label is the same for 83%"),
+                       ("order", "the order of two is the same for 67%")):  # fmt: skip
+        line = quantized.compare_logits(Path("x"), {}, kind)
+        assert line.startswith("int8: logits differ by 0.8333 in the mean and 4.0000 at most"), kind
+        assert line.endswith(f"{said}; 9 MB"), kind
 
 
 def test_vectors_in_few_directions_have_a_small_effective_rank():
