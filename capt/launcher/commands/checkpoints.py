@@ -134,7 +134,8 @@ def shrink(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
     layers: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="The layers to keep, from 0 on (default: all).")
+        str | None,
+        typer.Option(metavar="N,N,...", help="The layers to keep, from 0 on; -1 is the last (default: all)."),
     ] = None,
     vocabulary_of: Annotated[
         list[Path] | None,

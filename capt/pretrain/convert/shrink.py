@@ -106,7 +106,7 @@ def shrink_model(
     Args:
         source: a Hugging Face or sentence-transformers folder of any family with an encoder here, or a hub id.
         out: a new folder.
-        layers: those to keep, ascending; None = all.
+        layers: those to keep, ascending, negative ones from the last; None = all.
         texts: gives the texts whose pieces are kept; None = the whole vocabulary.
         number: keep this number of pieces at most for their counts; None = all that occur.
         overwrite: replace an older export.
@@ -183,8 +183,11 @@ def _require_layers(config: Mapping[str, Any], layers: Sequence[int] | None) -> 
     there = _number_of_layers(config)
     if layers is None:
         return list(range(there))
-    if not layers or sorted({*layers}) != [*layers] or not 0 <= layers[0] <= layers[-1] < there:
-        raise ConfigError(f"--layers {','.join(map(str, layers))}: some of 0 to {there - 1}, ascending, as 0,2,4")
+    named, layers = layers, [number + there if number < 0 else number for number in layers]
+    if not layers or sorted({*layers}) != layers or not 0 <= layers[0] <= layers[-1] < there:
+        raise ConfigError(
+            f"--layers {','.join(map(str, named))}: some of 0 to {there - 1}, ascending, as 0,2,4; -1 is the last one"
+        )
     if config["model_type"] == "modernbert":
         if layers[0] != 0:
             raise ConfigError("--layers: ModernBERT's layer 0 alone has no norm before its attention: begin with 0")

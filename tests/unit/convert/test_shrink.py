@@ -15,7 +15,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.convert.shrink import shrink_model
+from capt.pretrain.pairs.export import command
+from capt.pretrain.retrieval.encode import EncodeOptions, embed
+from capt.pretrain.retrieval.encoders import load_text_encoder
+from capt.pretrain.retrieval.options import EncoderOptions
 from tests.finetune import write_encoder
+from tests.pairs import pairs_mapping, taught_by
+from tests.runs import rows_of
+from tests.support import run_ranks, train_job
 
 KEPT = [0, 2, 4]
 _SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 48}
@@ -142,7 +149,8 @@ def test_every_family_computes_what_its_layers_do_with_the_whole_vocabulary(tmp_
     """Ids map one to one, and logits at kept ids are equal, by transformers' own classes and tokenizers."""
     _write(tmp_path / "whole", family)
     mine, others = _texts(1, 40), _texts(2, 40)
-    found = shrink_model(tmp_path / "whole", tmp_path / "small", layers=KEPT, texts=lambda: mine)
+    named = [*KEPT[:-1], KEPT[-1] - 6]  # the last one counted from the end
+    found = shrink_model(tmp_path / "whole", tmp_path / "small", layers=named, texts=lambda: mine)
     assert (found.layers, found.texts, found.whole, found.different) == ((6, 3), 40, 40, 0)
     assert found.difference == 0
     assert found.pieces[1] < 0.9 * found.pieces[0]
@@ -169,6 +177,29 @@ def test_every_family_computes_what_its_layers_do_with_the_whole_vocabulary(tmp_
     few = transformers.AutoTokenizer.from_pretrained(tmp_path / "few")
     strange = [] if FAMILIES[family][1] in (_word_piece, _unigram) else ["Zürich € \U0001f600"]  # bytes stay
     assert all(few.unk_token_id not in few(text)["input_ids"] for text in (*mine, *others, *strange))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_and_the_last_layer_learn_the_vectors_of_all_and_are_exported(tmp_path: Path, family: str) -> None:
+    """The export compares itself with sentence-transformers."""
+    _write(tmp_path / "whole", family)
+    mine, texts = _texts(1, 60), tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in mine))
+    shrink_model(tmp_path / "whole", tmp_path / "small", layers=[0, -1], texts=lambda: mine)
+    store = EncodeOptions(tmp_path / "vectors")
+    embed(load_text_encoder(tmp_path / "whole", EncoderOptions(length=24)), mine, "document", store)
+    mapping = pairs_mapping(
+        tmp_path, schedule={"max_steps": 30}, validate={"every": 30}, optimizer={"lr": 3e-3},
+        **taught_by(tmp_path / "vectors", {"cosine": 1.0}),
+    )  # fmt: skip
+    mapping["model"]["init"] = str(tmp_path / "small")
+    mapping["data"] |= {"files": [str(texts)], "loss": "none"}
+    assert run_ranks(train_job, 1, mapping) == [0]
+    run = Path(mapping["run"]["dir"])
+    cosines = [row["teacher/cosine"] for row in rows_of(run) if "teacher/cosine" in row]
+    assert cosines[-1] > cosines[0] + 0.02
+    assert (command(run, tmp_path / "out", to="sentence-transformers") / "modules.json").is_file()
 
 
 def _require_sentence_vectors(folder: Path, texts: list[str], model: Any, tokenizer: Any) -> None:
@@ -222,6 +253,7 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
     refused: list[tuple[Path, dict[str, Any], str]] = [
         (folder, {}, "give --layers, --vocabulary-of, or both"),
         (folder, {"layers": [0, 9]}, "some of 0 to 1, ascending"),
+        (folder, {"layers": [0, -3]}, "0,-3: some of 0 to 1, ascending, as 0,2,4; -1 is the last one"),
         (folder, {"layers": [1, 0]}, "ascending"),
         (folder, {"layers": []}, "ascending"),
         (modern, {"layers": [1, 2]}, "begin with 0"),
