@@ -21,13 +21,15 @@ SECOND ?= schedule.max_steps=80
 MINING ?= --number 2 --last 30 --relative-margin 0.05
 RERANKING ?= schedule.epochs=2
 # Of make quickstart-distil: its folder, the teacher (without one, the model of make quickstart), the number of
-# texts, the layers of the student, and keys of training.
+# texts, the layers of the student (the first and the last), and keys of training.
 DISTIL ?= runs/quickstart-distil
 TEACHER ?=
 TAUGHT ?= 5000
-LAYERS ?= $(if $(TEACHER),0$(comma)2$(comma)4,0)
-DISTILLING ?= schedule.max_steps=200
+LAYERS ?= $(if $(TEACHER),0$(comma)-1,0)
+DISTILLING ?= schedule.epochs=2.5
 comma  := ,
+# Of these: how far the docstrings are read.
+PROGRESS := progress=lambda done, files: done % 5000 and done < files or print(f'{done:,} of {files:,} Python files read', flush=True)
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
 PICTURES ?= 2500
@@ -126,7 +128,7 @@ wheelhouse: install
 quickstart: install
 	rm -rf $(RUN)
 	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
-	    print(write_library_search(Path('$(RUN)/data')))"
+	    print(write_library_search(Path('$(RUN)/data'), $(PROGRESS)))"
 	$(BIN)/capt pretrain mlm_tiny run.dir=$(RUN)/encoder data.files=$(RUN)/data/text.txt schedule.max_steps=1 \
 	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8
 	$(BIN)/capt pretrain pairs_tiny --nproc 2 run.dir=$(RUN)/model model.init=$(RUN)/encoder \
@@ -198,7 +200,7 @@ MEASURE := --retrieval $(RETRIEVAL)/data/beir --bm25 --dims 64,32,16 --store $(R
 quickstart-retrieval: install
 	rm -rf $(RETRIEVAL)
 	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_data; \
-	    print(write_data(Path('$(RETRIEVAL)/data'), $(if $(BEIR),Path('$(BEIR)'),None), [Path(each) for each in '$(FILES)'.split()]))"
+	    print(write_data(Path('$(RETRIEVAL)/data'), $(if $(BEIR),Path('$(BEIR)'),None), [Path(each) for each in '$(FILES)'.split()], $(PROGRESS)))"
 	$(BIN)/capt pretrain mlm_tiny run.dir=$(RETRIEVAL)/random data.files=$(RETRIEVAL)/data/text.txt schedule.max_steps=1 \
 	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8 $(ARGS)
 	$(BIN)/capt evaluate $(RETRIEVAL)/random $(MEASURE) --per-query $(RETRIEVAL)/random.jsonl
@@ -235,14 +237,14 @@ quickstart-distil: install
 	rm -rf $(DISTIL)
 	$(if $(TEACHER),,test -d $(RUN)/export || $(MAKE) quickstart)
 	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
-	    print(write_library_search(Path('$(DISTIL)/data')))"
+	    print(write_library_search(Path('$(DISTIL)/data'), $(PROGRESS)))"
 	grep . $(DISTIL)/data/text.txt | head -n $(TAUGHT) > $(DISTIL)/taught.txt
 	$(BIN)/capt encode $(DISTIL)/taught.txt $(DISTIL)/data/beir --model $(or $(TEACHER),$(RUN)/export) \
 	    --out $(DISTIL)/vectors --nproc 2
 	$(BIN)/capt shrink $(or $(TEACHER),$(RUN)/export) $(DISTIL)/start --layers $(LAYERS)
 	$(BIN)/capt pretrain capt_distil --nproc 2 run.dir=$(DISTIL)/student model.init=$(DISTIL)/start \
 	    data.files=$(DISTIL)/taught.txt distillation.vectors=$(DISTIL)/vectors batch.micro=32 optimizer.lr=3.0e-4 \
-	    schedule.warmup_steps=20 validate.retrieval.folders=[$(DISTIL)/data/beir] $(DISTILLING) $(ARGS)
+	    validate.retrieval.folders=[$(DISTIL)/data/beir] $(DISTILLING) $(ARGS)
 	$(BIN)/capt convert $(DISTIL)/student $(DISTIL)/export --to sentence-transformers
 	$(BIN)/capt evaluate $(DISTIL)/student --retrieval $(DISTIL)/data/beir --store $(DISTIL)/vectors
 	$(BIN)/capt evaluate $(DISTIL)/student --retrieval $(DISTIL)/data/beir --store $(DISTIL)/vectors \

@@ -111,13 +111,19 @@ def docstring_file(
     return path
 
 
-def write_pairs(folder: Path, folders: Sequence[Path] | None = None, workers: int = 2) -> int:
+def write_pairs(
+    folder: Path,
+    folders: Sequence[Path] | None = None,
+    workers: int = 2,
+    progress: ProgressCallback | None = None,
+) -> int:
     """Write pairs of what a function does and its name with its arguments, and return how many.
 
     ``folder/pairs.jsonl`` has a query (the first English paragraph of the docstring) and a positive
     (``shutil.copytree(src, dst, symlinks)``: module, name, and the names of the arguments) on each line. Left out are
     functions of which any part of the name begins with an underscore, functions of tests, and paragraphs that describe
-    more than one function, where nothing but the function's own name tells them apart.
+    more than one function, where nothing but the function's own name tells them apart. ``progress`` gets the number of
+    files read and of all files.
 
     Raises:
         DataError: no function has such a docstring.
@@ -125,10 +131,12 @@ def write_pairs(folder: Path, folders: Sequence[Path] | None = None, workers: in
     files = [(each, path) for each in (folders or python_folders()) for path in _python_files(each)]
     tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
     described: dict[str, set[tuple[str, str]]] = {}
-    for found in ordered_map(_read_signatures, tasks, workers):
+    for number, found in enumerate(ordered_map(_read_signatures, tasks, workers), start=1):
         for paragraph, signature in found:
             # Methods of many classes share a description, with their own name in it.
             described.setdefault(_without_name(paragraph, signature), set()).add((paragraph, signature))
+        if progress is not None:
+            progress(min(number * _FILES_A_TASK, len(files)), len(files))
     pairs = [next(iter(alike)) for alike in described.values() if len(alike) == 1]
     if not pairs:
         raise DataError(f"no function in {len(files)} Python files has a docstring")

@@ -15,6 +15,7 @@ from typing import Any
 from capt.pretrain.base.atomic import new_file
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.overlap import same_text
+from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.data.docstrings import write_pairs
 from capt.pretrain.data.files import FileCorpus
@@ -108,6 +109,7 @@ def write_docstring_data(
     limit: int | None = None,
     folders: Sequence[Path] | None = None,
     searched: Collection[str] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> int:
     """Write pairs of the installed packages' docstrings and signatures, and a BEIR folder of those that are held out.
 
@@ -119,8 +121,9 @@ def write_docstring_data(
         limit: pairs at most, chosen by hash.
         folders: of Python files; without them those of the installed packages.
         searched: packages whose signatures are the corpus, and whose paragraphs may be held out; None: all.
+        progress: called with files read and all files.
     """
-    write_pairs(out, folders)
+    write_pairs(out, folders, progress=progress)
     # By hash: the same rows are held out wherever the packages lie, and in whatever order.
     rows = sorted((row for _, _, row in read_file(out / PAIRS)), key=lambda row: derive(1, "pairs", row["query"]))
     rows = rows[:limit]
@@ -146,15 +149,18 @@ TOUR = (
 """The packages that chapter 10 of the Python tutorial, "Brief Tour of the Standard Library", shows, in its order."""
 
 
-def write_library_search(out: Path, folders: Sequence[Path] | None = None) -> str:
+def write_library_search(
+    out: Path, folders: Sequence[Path] | None = None, progress: ProgressCallback | None = None
+) -> str:
     """Write the data of ``make quickstart``: a search in Python's own library by what a function does.
 
     Beside what `write_docstring_data` writes there are ``library.txt``, the signatures of the standard library, and
     ``queries.txt`` and ``answers.txt``: of each of the first four packages of `TOUR` that have one, the first held-out
-    paragraph by hash, and the signatures of their functions. Returns what was written.
+    paragraph by hash, and the signatures of their functions. ``progress`` as `write_docstring_data`. Returns what was
+    written.
     """
     out.mkdir(parents=True)
-    count = write_docstring_data(out, folders=folders, searched=sys.stdlib_module_names)
+    count = write_docstring_data(out, folders=folders, searched=sys.stdlib_module_names, progress=progress)
     (searched,) = read_collections(out / BEIR)
     library = dict(searched.documents())
     shown: dict[str, tuple[str, str]] = {}
@@ -176,8 +182,12 @@ def package_of(signature: str) -> str:
     return signature.partition(".")[0]
 
 
-def write_data(out: Path, beir: Path | None, files: Sequence[Path] = ()) -> str:
+def write_data(
+    out: Path, beir: Path | None, files: Sequence[Path] = (), progress: ProgressCallback | None = None
+) -> str:
     """Write what training needs, from a BEIR folder, files of text or the installed packages; says what was written.
+
+    ``progress`` as `write_docstring_data`.
 
     Raises:
         DataError: as `write_title_pairs` and `write_text_data`.
@@ -188,7 +198,7 @@ def write_data(out: Path, beir: Path | None, files: Sequence[Path] = ()) -> str:
         return f"{write_title_pairs(beir, out):,} pairs of titles and texts in {out}"
     if files:
         return f"{write_text_data(files, out):,} pairs of the beginnings of documents and what follows in {out}"
-    return f"{write_docstring_data(out):,} pairs of docstrings and signatures in {out}"
+    return f"{write_docstring_data(out, progress=progress):,} pairs of docstrings and signatures in {out}"
 
 
 def _write_beir(folder: Path, corpus: Sequence[str], asked: Sequence[tuple[str, int]]) -> None:
