@@ -47,6 +47,8 @@ by another span of the same passage. What is found already has hardly a gradient
 is not the positive."""
 START = "pretext/accuracy"
 """The figure of a training row that says it: before the first update."""
+_TAUGHT = "teacher/cosine"
+"""The figure of a validation that says how near a student is to its teacher's vectors."""
 LITTLE_INFORMATION = 1.0
 """Nats that codes tell of a sentence, below which they tell fewer than three kinds apart (e nats' worth)."""
 NEAREST = "nearest_cosine"
@@ -114,6 +116,8 @@ def trained_on(rows: Sequence[MetricsRow], config: Mapping[str, Any], best: str 
     """
     names = [key.removesuffix(".weight") for key, value in config.items() if key.endswith(".weight") and value == 0]
     untrained = {f"{figure}/{name}" for name in names for figure in ("loss", "accuracy")}
+    if not (config.get("distillation.cosine") or config.get("distillation.mse")):
+        untrained.add(_TAUGHT)  # listwise alone turns the vectors as it likes
 
     def is_kept(name: str) -> bool:
         return name == best or "/".join(name.split("/")[:2]) not in untrained
@@ -197,10 +201,14 @@ def _start(training: Sequence[MetricsRow], validation: Sequence[MetricsRow]) -> 
 
 
 def judged_metric(validation: Sequence[MetricsRow], best: str | None = None) -> str | None:
-    """Choose ``best`` where it was logged, else the first loss, CAPT's own after others, else any known direction."""
+    """Choose ``best`` where it was logged, else the first loss, CAPT's own after others, else any known direction.
+
+    Of those the cosine to a teacher comes first, which is what such a run learns.
+    """
     names = dict.fromkeys(name for row in validation for name in row.figures if direction(name))
     losses = sorted((name for name in names if name.split("/")[0] == "loss"), key=lambda name: "capt" in name)
-    return best if best in names else next(iter([*losses, *names]), None)
+    taught = [_TAUGHT] if _TAUGHT in names else []
+    return best if best in names else next(iter([*losses, *taught, *names]), None)
 
 
 def series(rows: Sequence[MetricsRow], name: str) -> Series:

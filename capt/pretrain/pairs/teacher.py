@@ -100,8 +100,9 @@ def vectors_of_texts(teacher: Any, texts: Sequence[str], role: Role) -> Float[np
     if (missing := int((places < 0).sum())) and distributed.rank() == 0:
         logger.warning(
             "validate.retrieval: %s of %s (%s) have no vector in %s, so that the teacher's own figures are left "
-            "out; add them: %s",
-            f"{missing:,}", counted(len(texts), "text"), role, store.folder, teacher.command(Path("FOLDER"), role),
+            "out; %s",
+            f"{missing:,}", counted(len(texts), "text"), role, teacher.place(role),
+            teacher.remedy(Path("FOLDER"), role),
         )  # fmt: skip
     return None if missing else store.at(places)
 
@@ -138,7 +139,7 @@ def _require_vectors(splits: Sequence[SourceRows], files: Sequence[Path], teache
             _write_texts(path, missing, pairs_of(splits[0].source, files))
         raise DataError(
             f"source {splits[0].source.name}: {len(missing):,} of {counted(len(total), 'text')} have no vector in "
-            f"{teacher.side(role).folder}; add them: {teacher.command(path, role)}"
+            f"{teacher.place(role)}; {teacher.remedy(path, role)}"
         )
 
 

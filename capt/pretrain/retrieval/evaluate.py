@@ -187,7 +187,7 @@ def _evaluate_set(
         scores = _score_histograms(encoder, collection, rows, documents, next(iter(systems.values())))
     protocol = [_protocol(encoder, other, collection, corpus, poolers), *dict.fromkeys(quantized.protocol.values())]
     section = Section(
-        name=collection.name, protocol="; ".join(protocol), poolers=poolers,
+        name=_section_name(encoder, other, collection, precisions), protocol="; ".join(protocol), poolers=poolers,
         dimension=encoder.dimension, scores=scores,
         differences=figure_differences(measured, FUSION, (FULL, BM25) if settings.fusion else ()),
     )  # fmt: skip
@@ -203,6 +203,19 @@ def _require_one_space(queries: TextEncoder, documents: TextEncoder) -> None:
             f"--documents-by {documents.name}: {documents.dimension} dimensions, and {queries.name} has "
             f"{queries.dimension}: train it with distillation.projection=export, which gives it the teacher's"
         )
+
+
+def _section_name(
+    encoder: TextEncoder, other: TextEncoder, collection: Collection, precisions: Sequence[VectorPrecision]
+) -> str:
+    """The name of the set, and what else is measured than the model's own vectors in float.
+
+    A run keeps one section of a name, so that these do not take the place of each other.
+    """
+    name = collection.name
+    if other is not encoder:
+        name += f", documents by {Path(other.name).name}"
+    return name if "float" in precisions else f"{name}, {' and '.join(precisions)}"
 
 
 def _protocol(

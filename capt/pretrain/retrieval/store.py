@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -282,10 +283,17 @@ class VectorStore(Vectors):
 
     def calibrate(self, ranges: Ranges) -> None:
         """Write the ranges down, unless there are some. Raises ``DataError``."""
+        path = self.folder / RANGES
+        if not path.exists():
+            # A link is made where there is none yet: of two processes that begin in the same moment one writes.
+            own = path.with_name(f".{RANGES}.{secrets.token_hex(8)}")
+            write_json(own, ranges.record())
+            try:
+                with suppress(FileExistsError):
+                    os.link(own, path)
+            finally:
+                own.unlink()
         self._find_ranges()
-        if self.ranges is None:
-            write_json(self.folder / RANGES, ranges.record())
-            self.ranges = ranges
 
     def reload(self) -> None:
         """Map what all processes have written so far. Raises ``DataError``: a file is not one of a store."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class TeacherVectors:
 
     documents: Vectors
     queries: Vectors
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """The tables or arrays that they were copied from, by role."""
 
     @property
     def dimension(self) -> int:
@@ -95,6 +97,19 @@ class TeacherVectors:
                     f"{store.folder}: the vector of a text is {fault[1]}: the teacher or its precision fails"
                 )
 
+    def place(self, role: Role) -> Path | str:
+        """The file of the vectors of a role that a user has named, or their folder in a store."""
+        return self._file(role) or self.side(role).folder
+
+    def remedy(self, texts: Path, role: Role) -> str:
+        """Say what adds the vectors of ``texts``, a file, to those of a role."""
+        if self._file(role) is not None:
+            return f"give it a row with the vector of each text of {texts}"
+        return f"add them: {self.command(texts, role)}"
+
+    def _file(self, role: Role) -> Path | None:
+        return self.files.get("query" if role == "query" else "document")
+
     def command(self, texts: Path, role: Role) -> str:
         """The command that adds the vectors of ``texts``, a file, to the store."""
         store = self.side(role)
@@ -134,7 +149,9 @@ def open_teacher(section: PairDistillation, verifier: Verifier) -> TeacherVector
         raise ConfigError(
             "distillation.query_vectors is of another model than distillation.vectors: name one teacher's"
         )
-    return TeacherVectors(documents, queries)
+    places = {"document": section.vectors, "query": section.query_vectors or section.vectors}
+    files = {role: place for role, place in places.items() if isinstance(place, Path) and place.is_file()}
+    return TeacherVectors(documents, queries, files)
 
 
 def _open(place: Path | str, key: str, section: PairDistillation, verifier: Verifier) -> Vectors:

@@ -99,6 +99,16 @@ def test_the_metric_of_the_best_checkpoint_is_judged() -> None:
     assert _judged([], validation, "absent").startswith("learning: loss/mlm")
 
 
+def test_a_student_is_judged_by_its_teacher() -> None:
+    figures = [{"map@100": 0.5, "teacher/cosine": 0.4 + step / 1000} for step in range(0, 500, 100)]
+    validation = [MetricsRow(100 * i, VALIDATION, each) for i, each in enumerate(figures)]
+    assert _judged([], validation).startswith("learning: teacher/cosine went from 0.4 at step 0 to 0.8 at step 400")
+    assert _judged([], validation, "map@100").startswith("not learning: map@100")
+    for losses, judged in (({"cosine": 1.0}, True), ({"mse": 0.5}, True), ({"listwise": 1.0, "cosine": 0.0}, False)):
+        config = {f"distillation.{name}": weight for name, weight in losses.items()}
+        assert ("teacher/cosine" in _judged([], trained_on(validation, config))) == judged, losses
+
+
 def test_a_loss_that_is_no_number_is_a_divergence() -> None:
     training = [MetricsRow(1, "train", {"loss": 3.0}), MetricsRow(2, "train", {"loss": math.nan})]
     assert _judged(training) == "diverged: the loss of step 2 is not a finite number"

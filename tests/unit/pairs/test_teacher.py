@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from capt.launcher.cli import app
@@ -214,6 +216,7 @@ def test_what_cannot_be_learnt_is_refused_in_a_line(tmp_path: Path) -> None:
     for section, fault in (
         ({"cosine": 0.0}, "is read for a loss"),
         ({"vectors": None}, "is of a teacher's vectors: set distillation.vectors"),
+        ({"vectors": None, "cosine": 0.0, "query_vectors": str(store)}, "query_vectors is beside a teacher's vectors"),
     ):
         with pytest.raises(ConfigError, match=fault):
             _task({**mapping, "distillation": {**mapping["distillation"], **section}})
@@ -318,6 +321,8 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
         ({"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "objects.npy"), "corpus": corpus},
          "objects.npy: no array of numbers or texts"),
         ({"vectors": written("text.jsonl", [{"text": "x"}])}, "no column of vectors among 'text'"),
+        ({"vectors": written("half.jsonl", named[:40])},
+         r"20 of 60 texts have no vector in .*/half\.jsonl; give it a row with the vector of each text of .*\.jsonl"),
         ({"vectors": str(tmp_path / "rows.npy")}, "an array has no texts: set distillation.ids"),
         ({"vectors": str(tmp_path / "rows.npy"), "ids": corpus.replace("corpus", "zeros")}, "has 2 rows, and .* 60"),
     ]  # fmt: skip
@@ -325,6 +330,21 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=fault) as caught:
             _task({**mapping, "distillation": {**mapping["distillation"], **section}})
         _is_line(caught.value)
+
+
+def _require_graphs(run: Path, exported: Path, texts: list[str], folder: Path) -> None:
+    """ONNX has the vectors of sentence-transformers, and in int8 nearly."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    command(run, folder, to="onnx", quantize="int8")
+    inputs = dict(AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="np"))
+    expected = SentenceTransformer(str(exported), device="cpu").encode(texts)
+    apart = []
+    for name in ("model.onnx", "model_int8.onnx"):
+        (rows,) = onnxruntime.InferenceSession(folder / name).run(["sentence_embedding"], inputs)
+        apart.append(np.abs(rows - expected).max())
+    assert apart[0] < 1e-5 < apart[1] < 0.2
+    with pytest.raises(ConfigError, match="--quantize int8 has no meaning with --to sentence-transformers"):
+        command(run, folder, to="sentence-transformers", quantize="int8")
 
 
 @pytest.mark.parametrize("projection", ["drop", "beside", "export"])
@@ -349,6 +369,8 @@ def test_a_student_of_another_width_learns_and_is_exported(tmp_path: Path, proje
     card = (out / "README.md").read_text()
     assert "teacher&#39;s dimensions | 12" in card or "teacher's dimensions | 12" in card
     assert "has learnt a larger one" in card
+    if projection == "export":
+        _require_graphs(run, out, every_text(tmp_path / "texts.jsonl")[:5], tmp_path / "graphs")
     if projection == "drop":
         # The vectors of another model do not continue the run.
         write_vectors(tmp_path / "another", every_text(tmp_path / "texts.jsonl"), WIDTH, model="another")

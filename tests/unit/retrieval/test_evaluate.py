@@ -83,6 +83,10 @@ def test_documents_may_be_by_another_model(sentences: Path, tmp_path: Path) -> N
         grades = collection.judged[name]
         if max(grades.values()) > 0:
             reciprocal.append(next((1 / place for place, each in enumerate(ranked, 1) if grades.get(each, 0) > 0), 0.0))
+    options = EncodeOptions(tmp_path / "store")
+    settings = RetrievalSettings(documents_by=other, precisions=("int8", "binary"))
+    (section,) = evaluate(sentences, [folder], options, EncoderOptions(), settings)["sections"]
+    assert section["name"] == "beir, documents by other, int8 and binary", "a run keeps it beside its own figures"
     found = measured(sentences, folder, tmp_path / "store", documents_by=other)["full"]
     assert found["mrr@10"] == pytest.approx(np.mean(reciprocal), abs=1e-9)
     assert found != measured(sentences, folder, tmp_path / "store")["full"]

@@ -14,6 +14,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.retrieval import evaluate as evaluation
 from capt.pretrain.retrieval import rankings
+from capt.pretrain.retrieval import store as stores
 from capt.pretrain.retrieval.data import read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.evaluate import RetrievalSettings
@@ -21,7 +22,7 @@ from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.precisions import HammingTopK, QuantizedScoring
 from capt.pretrain.retrieval.quantize import Ranges, bits_of, signs_of
 from capt.pretrain.retrieval.search import TopK, unit_rows
-from capt.pretrain.retrieval.store import RANGES
+from capt.pretrain.retrieval.store import RANGES, VectorStore
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder, write_beir
 
@@ -173,6 +174,28 @@ def test_a_store_of_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     path.unlink()
     with pytest.raises(DataError, match=r"no ranges\.json, without which its numbers say nothing: remove the folder"):
         embed(again, texts, "document", EncodeOptions(tmp_path / "int8", "int8"))
+
+
+def test_of_two_that_begin_a_store_one_calibrates_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one writes its ranges while the first one does."""
+    identity = ToyEncoder().identity("document", "int8")
+    first, second = (VectorStore(tmp_path, identity) for _ in range(2))
+    rows = np.random.default_rng(0).standard_normal((2, 9, DIM)).astype(np.float32)
+    slow, other = (Ranges.of([part], DIM) for part in rows)
+    write = stores.write_json
+
+    def interrupted(path: Path, value: Any) -> None:
+        monkeypatch.setattr(stores, "write_json", write)
+        second.calibrate(other)
+        write(path, value)
+
+    monkeypatch.setattr(stores, "write_json", interrupted)
+    first.calibrate(slow)
+    (path,) = tmp_path.rglob(f"*{RANGES}*")
+    assert read_json(path) == other.record()
+    for each in (first, second):
+        assert each.ranges is not None
+        assert each.ranges.record() == other.record()
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
