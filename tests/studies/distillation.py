@@ -57,7 +57,7 @@ BRIEF = 200
 PRECISION_ARMS = [(TWO, "pairs"), (TWO, QUANTIZED)]
 UNTRAINED = [(student, "none") for student in ("teacher", *LAYERS)]
 RATES = {"cosine": 3e-4, "listwise": 3e-4, "pairs": 5e-5, FASTER: 3e-4, QUANTIZED: 5e-5}
-"""Of layers of the teacher, by the loss; 2 x 128 has another one."""
+"""The rates for layers of the teacher, by the loss; 2 x 128 has another one."""
 SMALL_RATE = 1e-3
 MRPC = 500
 """Pairs of MRPC that are kept back, the first ones."""

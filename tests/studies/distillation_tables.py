@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from tests.studies.pretexts_tables import DECIDING, SETS, rule
@@ -146,6 +147,13 @@ def _by_seed(trials: Sequence[Trial], arm: tuple[str, str], name: str) -> dict[i
     return {seed: value for seed, value in values.items() if value is not None}
 
 
+def _size(student: str) -> str:
+    """The size of a student, which several have."""
+    if student == TEACHER[0]:
+        return "teacher, 6 layers"
+    return f"{len(student.split()) - 1} layers" if student.startswith("layers ") else student
+
+
 def plot_speed(trials: Sequence[Trial], speed: Mapping[str, float], out: Path) -> None:
     """A panel for each set: the figure of each trial over its texts a second, a colour for each loss."""
     from matplotlib.lines import Line2D
@@ -159,10 +167,16 @@ def plot_speed(trials: Sequence[Trial], speed: Mapping[str, float], out: Path) -
             own = [trial for trial in trials if trial.loss == loss and trial.student in speed]
             places, values = [speed[trial.student] for trial in own], [getattr(trial, name) for trial in own]
             axis.plot(places, values, "o", color=colour(number, "light"), markersize=4, alpha=0.7)
-        here = sorted({trial.student for trial in trials} & set(speed), key=speed.__getitem__)
+            for student in dict.fromkeys(trial.student for trial in own if trial.loss == "cosine"):
+                place = speed[student], fmean(getattr(trial, name) for trial in own if trial.student == student)
+                axis.annotate(student.removeprefix("layers "), place, (6, -3), textcoords="offset points", fontsize=8)
+        sizes: dict[str, list[float]] = {}
+        for student in {trial.student for trial in trials} & speed.keys():
+            sizes.setdefault(_size(student), []).append(speed[student])
+        rates = {size: fmean(values) for size, values in sizes.items()}
         axis.set_xscale("log")
         style_axis(axis, SETS[name], "texts a second, one core", "", "light")
-        axis.set_xticks([speed[student] for student in here], [f"{student}\n{speed[student]:,.0f}" for student in here])
+        axis.set_xticks([*rates.values()], [f"{size}\n{rate:,.0f}" for size, rate in rates.items()])
         axis.minorticks_off()
     handles = [
         Line2D([], [], color=colour(number, "light"), marker="o", linestyle="", label=loss)
