@@ -10,14 +10,13 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError, counted
 from capt.pretrain.base.files import read_json, replacing, require_own_folder, require_writable, write_json
-from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.parallel import ProgressCallback, batched
 from capt.pretrain.data.formats import writer_of
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ def predict_file(
             _prepare(parts, {**predictor.identity(), "window": WINDOW, "columns": list(predictor.columns)})
     done = 0
     with distributed.synchronize_errors(patient=True):
-        for number, window in enumerate(_windows(predictor.rows())):
+        for number, window in enumerate(batched(predictor.rows(), WINDOW)):
             path = parts / f"{number:08d}.json"
             if number % world != rank or path.exists():
                 continue
@@ -130,11 +129,6 @@ def predict_file(
 
 _LARGEST = 1 << 32
 """Bytes of the file of a window at most: its texts may be long."""
-
-
-def _windows(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
-    while window := list(islice(rows, WINDOW)):
-        yield window
 
 
 def _prepare(parts: Path, identity: dict[str, Any]) -> None:

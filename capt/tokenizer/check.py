@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers.normalizers import Normalizer
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.parallel import batched
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def check_round_trip(
     first = ""
     lines = chain(((text, True) for text in TRICKY), ((text, trained) for text in texts))
     # Both kinds of text are compared in batches: the corpus may be larger than memory.
-    while batch := list(islice(lines, LINES)):
+    for batch in batched(lines, LINES):
         for (text, normalised), ids in zip(batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True):
             ours = ids.tolist()
             theirs = processor.encode(unicode.normalize_str(text) if normalised else text)

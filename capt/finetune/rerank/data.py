@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from capt.finetune.order import chosen_rows
@@ -12,6 +10,7 @@ from capt.finetune.rerank.config import RerankJob
 from capt.finetune.rerank.groups import CandidateRows, Groups, grouped, some_queries, usable
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.verification import Verifier, all_ranks
+from capt.pretrain.pairs.data_config import require_others
 from capt.pretrain.pairs.prepare import pairs_of, prepare_source
 from capt.pretrain.pairs.sources import SourceRows
 from capt.tokenizer.encode import TextTokenizer
@@ -52,7 +51,8 @@ def read_splits(
         # Of rows with grades the negatives come from the grades.
         with verifier.ranks.synchronize_errors():
             files = source.paths()
-            _require_others(files, key, job)
+            if key == "validation":
+                require_others(files, data.source("train", 8).paths(), "data.validation", "queries")
             is_graded = next(islice(pairs_of(source, files), 1))[1].score is not None
         source = source.model_copy(update={"negatives": 0 if is_graded else 1})
         share = None if fraction == "auto" else float(fraction)
@@ -83,11 +83,3 @@ def read_splits(
     held_out = groups.get("validation")
     digest = ", ".join(f"{key} {each.digest[:16]}" for key, each in rows.items())
     return Splits(groups["train"], None if held_out is None else CandidateRows(held_out), digest)
-
-
-def _require_others(files: Sequence[Path], key: str, job: RerankJob) -> None:
-    """Refuse files of ``data.validation`` that are trained on."""
-    if key == "validation":
-        trained_on = {path.resolve() for path in job.data.source("train", 8).paths()}
-        if both := [path for path in files if path.resolve() in trained_on]:
-            raise DataError(f"data.validation: {both[0]} is trained on too; name other queries")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, cast
@@ -14,12 +13,15 @@ import typer
 from capt.launcher.commands import options as o
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import read_lines
+from capt.pretrain.base.parallel import batched
 
 app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
 
 Text = Annotated[
     list[str], typer.Argument(metavar="TEXT...", help=".txt, .jsonl, .csv, .parquet (also .gz, .zst), or patterns.")
 ]
+_BATCH = 1024
+"""Lines that are encoded together."""
 Folder = Annotated[Path, typer.Option(help="New folder to write.")]
 
 
@@ -93,7 +95,7 @@ def encode(
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(newline="\n")  # what ends a line in a file ends one here
     lines = read_lines(text) if text else (line.rstrip("\r\n") for line in sys.stdin)
-    for batch in _batches(lines):
+    for batch in batched(lines, _BATCH):
         for ids in loaded.encode_batch(batch):
             words = [loaded.backend.id_to_token(int(i)) for i in ids] if pieces else ids
             typer.echo(" ".join(map(str, words)))
@@ -118,14 +120,3 @@ def export(
         model, out, texts=read_lines(text or []), model_max_length=max_length, add_missing=add_missing
     )
     typer.echo(f"{out}: {lines} lines have the same ids as in SentencePiece")
-
-
-def _batches(lines: Iterator[str], size: int = 1024) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -77,6 +77,11 @@ def file_in(folder: Path, name: str) -> Path | None:
     return path
 
 
+def files_below(path: Path) -> list[Path]:
+    """A file, or those in a folder and the folders below it; none of a path that is neither."""
+    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+
+
 def is_in_hub_cache(path: Path) -> bool:
     """Return whether a link leads from a ``snapshots`` folder of the hub client's cache to ``blobs`` beside it."""
     target = Path(os.path.realpath(path))

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
 from multiprocessing.connection import wait
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _function: Callable[[Any], Any]
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of ``size``, the last of which may have fewer; as many are in memory at a time."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
 
 
 def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:

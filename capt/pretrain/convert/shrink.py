@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from capt.pretrain.base.files import write_json
+from capt.pretrain.base.parallel import batched
 from capt.pretrain.convert.huggingface import check_tokenizer
 from capt.pretrain.convert.merge import other_files
 from capt.pretrain.convert.output import refuse_existing, write_export
@@ -356,8 +356,7 @@ def _read_by_both(
         return (0, 0, 0), list(TEXTS)
     number = whole = different = 0
     samples: list[str] = []
-    stream = iter(texts())
-    while block := list(islice(stream, _BLOCK)):
+    for block in batched(texts(), _BLOCK):
         for text, old, new in zip(
             block, tokenizer.encode_batch(block), shrunk.tokenizer.encode_batch(block), strict=True
         ):

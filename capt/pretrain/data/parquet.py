@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
-from itertools import islice
 from typing import IO, Any
 
 import pyarrow
@@ -14,6 +13,7 @@ import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import most_unpacked, parse_json, printable, require_ratio
+from capt.pretrain.base.parallel import batched
 from capt.pretrain.data.csv_rows import require_one_of_each
 from capt.pretrain.data.formats import ColumnTypes, FileSpan, Format, ReadOptions, TableRow, TextFile
 from capt.pretrain.data.paths import size_of
@@ -45,9 +45,9 @@ class Parquet(Format):
 
     def write(self, file: IO[bytes], columns: ColumnTypes, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rows in groups."""
-        schema, iterator = pyarrow.schema([(name, _WRITTEN[kind]) for name, kind in columns.items()]), iter(rows)
+        schema = pyarrow.schema([(name, _WRITTEN[kind]) for name, kind in columns.items()])
         with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-            while group := list(islice(iterator, _ROWS_OF_GROUP)):
+            for group in batched(rows, _ROWS_OF_GROUP):
                 writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
 
     def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from capt.pretrain.base.arrays import Column
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import printable, write_json
 from capt.pretrain.base.overlap import folded_text
-from capt.pretrain.base.parallel import ProgressCallback, ordered_map
+from capt.pretrain.base.parallel import ProgressCallback, batched, ordered_map
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.corpus import Corpus, Passage, is_held_out
 from capt.pretrain.data.filters import DocumentFilters, filters_of
@@ -233,8 +232,7 @@ def _encoded(placed: Iterable[Placed], tokenizer: Tokenizer, workers: int) -> It
     waiting: list[list[Placed]] = []
 
     def tasks() -> Iterator[list[str]]:
-        passages = iter(placed)
-        while task := list(islice(passages, _PASSAGES_AT_ONCE)):
+        for task in batched(placed, _PASSAGES_AT_ONCE):
             waiting.append(task)
             yield [passage.text for _, _, passage in task]
 

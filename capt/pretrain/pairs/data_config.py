@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -199,9 +199,8 @@ class PairData(PairOptions):
     def held_out_paths(self) -> list[Path]:
         """The files of ``validation_files``. Raises ``DataError`` where one is missing, or is trained on."""
         held_out = paths_of(self.validation_files, "data.validation_files")
-        trained_on = {path.resolve() for source in self.each() for path in source.paths()}
-        if both := [path for path in held_out if path.resolve() in trained_on]:
-            raise DataError(f"data.validation_files: {both[0]} is trained on too; name other pairs")
+        trained_on = (path for source in self.each() for path in source.paths())
+        require_others(held_out, trained_on, "data.validation_files", "pairs")
         return held_out
 
     def each(self) -> Iterator[PairSource]:
@@ -223,6 +222,13 @@ class PairData(PairOptions):
                     f"source {source.name}: in_batch false leaves no negatives; set its negatives above 0"
                 )
             yield source
+
+
+def require_others(held_out: Iterable[Path], trained_on: Iterable[Path], key: str, what: str) -> None:
+    """Refuse held-out files that are trained on."""
+    trained = {path.resolve() for path in trained_on}
+    if both := [path for path in held_out if path.resolve() in trained]:
+        raise DataError(f"{key}: {both[0]} is trained on too; name other {what}")
 
 
 def paths_of(patterns: Sequence[str], key: str) -> list[Path]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.parallel import batched
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.forms import Counts, Pair, folder_form, read_pairs
 from capt.pretrain.pairs.known import LeftOut, RowKeys, left_out
@@ -156,7 +156,7 @@ def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples:
     positives = negatives = 0
     queries_of, documents_of, starts = array("q"), array("q"), array("q", [0])
     # A tokenizer is fast on many texts at a time, and a source may be larger than memory.
-    while block := list(islice(pairs, 1024)):
+    for block in batched(pairs, 1024):
         positives += sum(len(pair.positives) for _, pair in block)
         negatives += sum(len(pair.negatives) for _, pair in block)
         for _, pair in block:

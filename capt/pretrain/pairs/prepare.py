@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.base.files import files_below
 from capt.pretrain.base.locks import make_folder_once
 from capt.pretrain.base.randomness import mix64
 from capt.pretrain.base.records import read_record
@@ -85,7 +86,7 @@ def prepare_source(
     inputs = [*files, *([] if source.corpus is None else [source.corpus])]
     # A data set of the hub has no files here to hash: every start encodes it anew, under a name of its own.
     is_known = all(path.exists() for path in inputs)
-    content = verifier.digests([part for path in inputs for part in _files_of(path)]) if is_known else []
+    content = verifier.digests([part for path in inputs for part in files_below(path)]) if is_known else []
     launch = "" if is_known else ranks.broadcast(uuid.uuid4().hex)
     # Keys that do not change a token, such as the weight, do not make another folder.
     written = source.model_dump(mode="json")
@@ -132,10 +133,6 @@ _SETTINGS = (
 
 _SELECTION = ("where", "negatives_below", "stored_negatives")
 """Settings of its selection, which name a folder where they are set."""
-
-
-def _files_of(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(part for part in path.rglob("*") if part.is_file())
 
 
 def _is_written(folder: Path, launch: str) -> bool:

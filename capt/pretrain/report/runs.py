@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from pydantic import Field
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.config import flat_keys, flatten, load_mapping
+from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.judgement import Judgement, judge, trained_on
 from capt.pretrain.engine.metrics_file import METRICS, MetricsRow, read_metrics
@@ -173,12 +173,6 @@ def read_run(folder: Path) -> RunRecord:
         folder, config, status, metrics.training, metrics.validation, notes, checkpoint, evaluations,
         _plan(folder, notes),
     )  # fmt: skip
-
-
-def with_defaults(run: RunRecord) -> RunRecord:
-    """Complete the configuration of ``run`` with the defaults of its job. Raises ``ConfigError`` where it is none."""
-    job = load_job(str(run.folder / "config.yaml"), resolved=True)
-    return replace(run, config=flat_keys(job))
 
 
 def _plan(folder: Path, notes: list[str]) -> PlanFacts | None:

@@ -10,7 +10,6 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -18,13 +17,13 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import Field, FiniteFloat, ValidationError, field_validator
 
-from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.records import Count, Record
 from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.engine.metrics_file import bounded_lines
 from capt.pretrain.report.compare import from_the_median, ranked
-from capt.pretrain.report.runs import NothingLoggedError, RunRecord, read_run
+from capt.pretrain.report.runs import NothingLoggedError
 
 # ``trials.jsonl`` of a sweep: one typed record for each finished trial, for its writer and its readers. No torch.
 
@@ -252,23 +251,6 @@ class SweepRecord:
     def study(self, name: str) -> Study | None:
         """Return the study of that name, where the sweep has one."""
         return next((study for study in self.studies if study.name == name), None)
-
-
-def best_runs(sweeps: Sequence[SweepRecord], task: str) -> list[list[RunRecord]]:
-    """Read the finished runs of the best configuration of each study of jobs of ``task``, one list per study.
-
-    Runs whose folder was removed, or is on another machine, are left out.
-    """
-    bests = [study.best for sweep in sweeps for study in sweep.studies if study.config.get("task.type") == task]
-    return [_runs_of(best) for best in bests if best is not None]
-
-
-def _runs_of(configuration: Configuration) -> list[RunRecord]:
-    runs = []
-    for trial in configuration.trials:
-        with suppress(DataError):
-            runs += [read_run(trial.path)] if trial.done else []
-    return runs
 
 
 def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:

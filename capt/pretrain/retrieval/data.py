@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capt.pretrain.base.errors import ConfigError, DataError, shown
+from capt.pretrain.base.errors import ConfigError, DataError, repeated, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
 from capt.pretrain.base.overlap import same_text, text_hash
 from capt.pretrain.data.corpus import warn_once
@@ -49,6 +49,14 @@ class Collection:
     judged: dict[str, dict[str, int]] = field(default_factory=dict)
     split: str = ""
     remarks: tuple[str, ...] = ()
+
+
+def read_sets(paths: Sequence[Path], split: str | None, option: str) -> list[Collection]:
+    """Read the data sets of all paths (`read_collections`). Raises ``ConfigError`` where two have one name."""
+    collections = [each for path in paths for each in read_collections(path, split)]
+    if twice := repeated(collection.name for collection in collections):
+        raise ConfigError(f"{option}: two data sets are called {twice!r}; rename a folder or file")
+    return collections
 
 
 def read_collections(path: Path, split: str | None = None) -> list[Collection]:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -17,7 +16,7 @@ from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.distributed import barrier, device, gather_objects, rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import counted
 from capt.pretrain.base.overlap import text_hash
-from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.parallel import ProgressCallback, batched
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
@@ -113,13 +112,13 @@ def embed(
     tokens = options.tokens or TOKENS[device().type]
     # Before anything is encoded: a text whose vector is damaged must not count as done.
     _repair(store)
-    windows = _windows(texts)
-    first: Sequence[Item] = ()
+    windows = batched(texts, WINDOW)
+    first: list[Item] = []
     held: list[_Batch] = []
     if options.dtype == "int8" and store.ranges is None:
         with synchronize_errors(patient=True):
             store.require_ranges()
-            first = next(windows, ())
+            first = next(windows, [])
             distinct = {text_hash(text): text for text in first}
             held = list(_encoded(encoder, distinct, role, tokens, store))
             seen.update(distinct)
@@ -163,8 +162,7 @@ def _repair(store: Vectors) -> None:
 
 def _calibrate(blocks: Sequence[Float[np.ndarray, "_ d"]], dimension: int, store: Vectors) -> None:
     """Write the ranges of the vectors of all ranks into the store; ``blocks`` are those of this rank. Collective."""
-    own = Ranges.of(blocks, dimension)
-    ranges = Ranges.joined([Ranges(*each) for each in gather_objects((own.low, own.high, own.count))])
+    ranges = Ranges.of(blocks, dimension).gathered()
     if not ranges.count:
         return
     if rank() == 0 and ranges.count < FEW:
@@ -190,12 +188,6 @@ def _tell_outside(store: Vectors, added: int) -> None:
             "the folder and begin with texts of all kinds",
             store.folder, 100 * outside / numbers, counted(store.ranges.count, "text"),
         )  # fmt: skip
-
-
-def _windows(texts: Iterable[Item]) -> Iterator[Sequence[Item]]:
-    iterator = iter(texts)
-    while window := list(islice(iterator, WINDOW)):
-        yield window
 
 
 def _embed_window(

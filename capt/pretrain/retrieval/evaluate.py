@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Float
 
 from capt.pretrain.base.distributed import synchronize_errors
-from capt.pretrain.base.errors import ConfigError, repeated
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.contrast.precisions import VectorPrecision
 from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.engine.run_folder import Figures, Histograms, Section
-from capt.pretrain.retrieval.data import Collection, read_collections
+from capt.pretrain.retrieval.data import Collection, read_sets
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.fusion import FUSION_K
@@ -84,7 +84,7 @@ def evaluate(
 
     Args:
         model: see `load_text_encoder`.
-        sets: see `read_collections`.
+        sets: see `read_sets`.
         options: how texts are encoded and kept.
         encoder_options: pooling, length and prompts, where they are not the model's own.
         settings: dimensions, precisions, BM25, split, file for the figures of each query.
@@ -101,9 +101,7 @@ def evaluate(
         ConfigError: a dimension that the model does not have.
     """
     with synchronize_errors(patient=True):
-        collections = [each for path in sets for each in read_collections(path, settings.split)]
-        if twice := repeated(collection.name for collection in collections):
-            raise ConfigError(f"--retrieval: two data sets are called {twice!r}; rename a folder or file")
+        collections = read_sets(sets, settings.split, "--retrieval")
         encoder = load_text_encoder(model, encoder_options)
         other = None
         if settings.documents_by is not None:

@@ -19,7 +19,7 @@ from capt.pretrain.base.errors import DataError, how_to_install
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.overlap import text_hash
-from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.parallel import ProgressCallback, batched
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.data.formats import TextFile
 from capt.pretrain.retrieval.bm25 import Bm25Index
@@ -243,7 +243,7 @@ def _cut(
     documents: Iterator[SourceDocument], cutter: PassageCutter, earlier: _Earlier
 ) -> Iterator[tuple[SourceDocument, str, Passages]]:
     """Yield the documents with the hashes of their texts and their passages."""
-    while window := list(islice(documents, _WINDOW)):
+    for window in batched(documents, _WINDOW):
         digests = [hashlib.sha256(each.text.encode("utf-8", "surrogatepass")).hexdigest() for each in window]
         known = [earlier.passages_of(each.name, digest) for each, digest in zip(window, digests, strict=True)]
         new = iter(cutter.passages_of([each.text for each, there in zip(window, known, strict=True) if not there]))
@@ -267,8 +267,8 @@ def _write_vectors(folder: Path, record: SearchRecord, stored: Vectors) -> None:
     layout = record.vectors
     column = Column(folder / VECTORS, layout.dtype, layout.shape[1:], has_header=True)
     texts = (row["text"] for row in rows_of_file(folder / PASSAGES))
-    while hashes := [text_hash(text) for text in islice(texts, BLOCK)]:
-        rows = stored.vectors(hashes)
+    for block in batched(map(text_hash, texts), BLOCK):
+        rows = stored.vectors(block)
         column.append(unit_rows(rows) if record.similarity == "cosine" else rows)
     column.finish()
 

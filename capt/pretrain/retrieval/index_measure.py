@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import ConfigError, DataError, shown
+from capt.pretrain.base.parallel import batched
 from capt.pretrain.data.tables import read_table
 from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import Figures, Section
@@ -107,7 +107,7 @@ def _write_parquet(path: Path, index: SearchIndex) -> None:
     schema = pyarrow.schema([*texts, *numbers, ("vector", pyarrow.list_(kind, index.vectors.shape[1]))])
     rows, first = index.passages(), 0
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        while block := list(islice(rows, BLOCK)):
+        for block in batched(rows, BLOCK):
             vectors = np.ascontiguousarray(index.vectors[first : first + len(block)])
             columns = {name: [row[name] for row in block] for name in ("id", "file", "text", "line", "passage")}
             columns["fields"] = [json.dumps(row["fields"], ensure_ascii=False) for row in block]

@@ -124,7 +124,7 @@ def ranges_of(store: Vectors, hashes: Sequence[bytes], dimension: int, scoring: 
         starts = range(0, len(hashes), block)[rank() :: world_size()]
         rows = (scoring.rows(store.vectors(hashes[start : start + block])[:, :dimension]) for start in starts)
         own = Ranges.of(rows, dimension)
-    return Ranges.joined([Ranges(*each) for each in gather_objects((own.low, own.high, own.count))])
+    return own.gathered()
 
 
 def rescored(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int8, UInt8
 
+from capt.pretrain.base.distributed import gather_objects
 from capt.pretrain.base.errors import DataError
 
 FEW = 100
@@ -46,6 +47,10 @@ class Ranges:
         all_parts = list(parts)
         low, high = (np.stack([getattr(each, name) for each in all_parts]) for name in ("low", "high"))
         return cls(low.min(0), high.max(0), sum(each.count for each in all_parts))
+
+    def gathered(self) -> Ranges:
+        """The ranges of the calibration vectors of all ranks together. Collective."""
+        return Ranges.joined([Ranges(*each) for each in gather_objects((self.low, self.high, self.count))])
 
     @property
     def steps(self) -> Float32[np.ndarray, " d"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int
 from capt.pretrain.base.distributed import rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.overlap import text_hash
+from capt.pretrain.base.parallel import batched
 from capt.pretrain.contrast.precisions import VectorPrecision
 from capt.pretrain.retrieval.bm25 import Bm25Index
 from capt.pretrain.retrieval.data import Collection
@@ -172,13 +172,11 @@ def search(
     dim = queries.shape[1]
     best = scoring.best(scoring.rows(queries), k, order)
     with synchronize_errors(patient=True):
-        first = 0
-        while hashes := [text_hash(text) for text in islice(texts, BLOCK)]:
+        for number, hashes in enumerate(batched(map(text_hash, texts), BLOCK)):
             # Blocks in turn, by number: which rank scores a block does not change a score.
-            if first // BLOCK % world_size() == rank():
+            if number % world_size() == rank():
                 rows = store.vectors(hashes)[:, :dim]
-                best.update(first, scoring.rows(rows))
-            first += len(hashes)
+                best.update(number * BLOCK, scoring.rows(rows))
     return best.result()
 
 

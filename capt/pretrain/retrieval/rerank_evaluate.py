@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from capt.pretrain.base.distributed import synchronize_errors
-from capt.pretrain.base.errors import ConfigError, DataError, repeated, shown
+from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import read_lines
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.engine.run_folder import Section
-from capt.pretrain.retrieval.data import Collection, read_collections
+from capt.pretrain.retrieval.data import Collection, read_sets
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.metrics import DEPTH
@@ -68,7 +68,7 @@ def evaluate_reranker(
 
     Args:
         model: see `load_reranker`.
-        sets: see `read_collections`.
+        sets: see `read_sets`.
         options: where scores are kept, and tokens of a batch.
         settings: the first stage, and what is written beside the result.
         out: JSON file to write the result to as well.
@@ -79,9 +79,7 @@ def evaluate_reranker(
         CheckpointError: as `load_reranker`.
     """
     with synchronize_errors(patient=True):
-        collections = [each for path in sets for each in read_collections(path, settings.split)]
-        if twice := repeated(collection.name for collection in collections):
-            raise ConfigError(f"--rerank: two data sets are called {twice!r}; rename a folder or file")
+        collections = read_sets(sets, settings.split, "--rerank")
         is_run = settings.candidates != BM25 and Path(settings.candidates).is_file()
         if is_run and len(collections) > 1:
             raise ConfigError(f"--candidates {settings.candidates}: a run is of one data set; give one with --rerank")

@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from jaxtyping import Float, Int64
 
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError, counted, quoted, shown
-from capt.pretrain.base.files import read_json, read_lines
+from capt.pretrain.base.files import files_below, read_json, read_lines
 from capt.pretrain.base.locks import make_folder_once
 from capt.pretrain.base.overlap import text_hash
+from capt.pretrain.base.parallel import batched
 from capt.pretrain.base.stores import MissingError, read_small, tree
 from capt.pretrain.base.verification import Verifier, digest_of
 from capt.pretrain.data.formats import suffix_of, suffixes
@@ -224,7 +224,7 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
             f"{key}={path}: a folder of capt encode, a table ({', '.join(suffixes())}) or .npy is expected"
         )
     given = (section.ids, section.corpus) if suffix == ".npy" else ()
-    inputs = [path, *(file for each in given if each is not None for file in _files(each))]
+    inputs = [path, *(file for each in given if each is not None for file in files_below(each))]
     with verifier.ranks.synchronize_errors():
         if missing := next((each for each in inputs if not each.is_file()), None):
             raise DataError(f"{missing}: no such file")
@@ -235,7 +235,7 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
     def write(folder: Path) -> None:
         rows = _of_array(path, section) if suffix == ".npy" else _of_table(path, section.vector_column)
         store: VectorStore | None = None
-        while batch := list(islice(rows, _BATCH)):
+        for batch in batched(rows, _BATCH):
             if store is None:
                 identity = VectorIdentity(name, "", "", 0, _AS_GIVEN, len(batch[0][2]))
                 store = VectorStore(folder, identity)
@@ -258,11 +258,6 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
         make_folder_once(root, write)
         ((_, identity),) = _kinds(root)
         return VectorStore(root, identity)
-
-
-def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder of BEIR; none of a data set of the hub."""
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _fault(rows: Float[np.ndarray, "n d"]) -> tuple[int, str] | None:

@@ -19,8 +19,9 @@ from capt.pretrain.base.errors import ConfigError, UserError
 from capt.pretrain.report.compare import RunGroup, compare, ranked
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table
 from capt.pretrain.report.plots import Theme, colour, draw, legend_lines, style_axis
-from capt.pretrain.report.runs import RunRecord, read_run, with_defaults
+from capt.pretrain.report.runs import RunRecord, read_run
 from capt.pretrain.report.sweeps import Configuration, SweepRecord
+from tests.studies.papers.runs import with_defaults
 
 TITLE = "GLUE by pretraining (CAPT, Figure 3)"
 QUEUE = "contrast.queue"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from capt.pretrain.latent.config import EVALUATION
 from capt.pretrain.report.document import ReportSection, Table
-from capt.pretrain.report.runs import RunRecord, with_defaults
-from capt.pretrain.report.sweeps import SweepRecord, best_runs
+from capt.pretrain.report.runs import RunRecord
+from capt.pretrain.report.sweeps import SweepRecord
 from tests.studies.papers.latent_plots import (
     bounds_figure,
     dropout_figure,
@@ -31,6 +31,7 @@ from tests.studies.papers.latent_table import (
     likelihood_table,
     text_rows,
 )
+from tests.studies.papers.runs import best_runs, with_defaults
 
 _CLUSTER_METRICS = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 

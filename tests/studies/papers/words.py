@@ -21,8 +21,9 @@ from capt.pretrain.engine.run_folder import EVALUATION
 from capt.pretrain.report.compare import compare
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
 from capt.pretrain.report.plots import Theme, colour, count_steps, draw, legend_lines, smooth, style_axis
-from capt.pretrain.report.runs import RunRecord, with_defaults
-from capt.pretrain.report.sweeps import SweepRecord, best_runs
+from capt.pretrain.report.runs import RunRecord
+from capt.pretrain.report.sweeps import SweepRecord
+from tests.studies.papers.runs import best_runs, with_defaults
 
 CURVES = (
     ("loss", "discriminator's loss", "nats a pair"),
