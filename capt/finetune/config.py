@@ -220,8 +220,8 @@ def describe_initial_model(init: Path) -> str:
     from capt.pretrain.models.hf_folder import is_hf, read_json
     from capt.pretrain.models.sentence_folder import encoder_folder
 
-    told = describe_encoder(init)
+    described = describe_encoder(init)
     if is_hf(init):
         path = encoder_folder(init) / "config.json"
         family_of(read_json(path), str(path))
-    return told
+    return described

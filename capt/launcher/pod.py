@@ -45,7 +45,7 @@ _PATIENCE = 60.0
 """Seconds that pods have at most to call again before a job that shrinks continues without them."""
 _CALLING = 5.0
 """Seconds in which a pod calls again whose line has ended."""
-_SETTLED = 2.0
+_GATHERING = 2.0
 """Seconds that a pod has called for when a job that has shrunk stops for it, so that several come in together."""
 
 
@@ -90,14 +90,14 @@ class Pods:
 
         When the job is started again, spare pods do as well for those that do not call within seconds.
         """
-        begun, told, wanted = time.monotonic(), False, set(range(1, nodes))
+        begun, logged, wanted = time.monotonic(), False, set(range(1, nodes))
         while not wanted <= (there := self._door.waiting()) and not stop_asked():
             waited = time.monotonic() - begun
             if waited > seconds or (again and waited > _CALLING and len(there) >= len(wanted)):
                 return
-            if not told:
+            if not logged:
                 log.info("waiting for %s to call", counted(len(wanted - there), "pod"))
-            told = True
+            logged = True
             time.sleep(_POLL)
 
     def _connect(self, host: Host, output: Output) -> Link:
@@ -121,7 +121,7 @@ class Pods:
                 continue
             since = since or time.monotonic()
             # Not at the first call: more pods may follow immediately.
-            if time.monotonic() - since > _SETTLED:
+            if time.monotonic() - since > _GATHERING:
                 log.info("more pods have called: the job saves, and starts again with them")
                 self._grown = True
                 # Stopped as from outside: the ranks save, and the job is started again on all pods.

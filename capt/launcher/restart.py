@@ -103,16 +103,16 @@ def outlast(launch: Launch) -> bool:
 
     One that is read-only is given half a minute: few come back by themselves.
     """
-    begun, told = time.monotonic(), False
+    begun, logged = time.monotonic(), False
     while (error := _outage(launch.run_dir)) is not None and not stop_asked():
         patience = _READ_ONLY if error.errno == errno.EROFS else 60 * launch.job.supervise.wait_minutes
-        if not told:
+        if not logged:
             log.warning("%s; waiting up to %g minutes for the file system", user_text(error), patience / 60)
-        told = True
+        logged = True
         if time.monotonic() - begun > patience:
             break
         time.sleep(_POLL)
-    return told
+    return logged
 
 
 def _outage(run: Path) -> OSError | None:

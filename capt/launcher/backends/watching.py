@@ -216,9 +216,9 @@ class Watcher:
             early = f"{stop_signal_name(self.asked)} received before the first step" if self.asked else ""
             return End(code, early if code == STOPPED else "")
         of = {code: [rank for rank, each in enumerate(codes) if each == code] for code in dict.fromkeys(codes)}
-        told = ", ".join(f"{code} of {_named(ranks)}" for code, ranks in of.items())
-        log.error("the ranks disagree on how the job ended: exit codes %s", told)
-        return End(FAILED, f"the ranks disagree on how the job ended: exit codes {told}")
+        listed = ", ".join(f"{code} of {_named(ranks)}" for code, ranks in of.items())
+        log.error("the ranks disagree on how the job ended: exit codes %s", listed)
+        return End(FAILED, f"the ranks disagree on how the job ended: exit codes {listed}")
 
 
 def _named(ranks: Sequence[int]) -> str:

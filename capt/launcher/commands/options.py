@@ -261,16 +261,16 @@ _INTERVAL = 60.0
 def progress_lines(what: str) -> ProgressCallback:
     """Return a function of (done, total) that writes to stderr, once an interval, the part done and the time left."""
     of = first = 0
-    began = told = time.monotonic()
+    began = drawn = time.monotonic()
 
     def tell(done: int, total: int) -> None:
-        nonlocal of, first, began, told
+        nonlocal of, first, began, drawn
         now = time.monotonic()
         if total != of:  # what an earlier start has done says nothing about the speed
             of, first, began = total, done, now
-        if now - told < _INTERVAL or not 0 < done <= total:
+        if now - drawn < _INTERVAL or not 0 < done <= total:
             return
-        told = now
+        drawn = now
         left = (now - began) * (total - done) / (done - first) if done > first else None
         then = "" if left is None else f", about {timedelta(seconds=round(left))} left"
         typer.echo(f"{what}: {done / total:.0%}{then}", err=True)

@@ -220,8 +220,8 @@ class Link(Line):
         the whole job, as those of Slurm are.
         """
         client = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
-        told = packed({"folder": str(Path.cwd()), "path": path, "signalled": signalled})
-        return cls(host, client, output, PROGRAM + told, answer)
+        order = packed({"folder": str(Path.cwd()), "path": path, "signalled": signalled})
+        return cls(host, client, output, PROGRAM + order, answer)
 
     def send(self, what: str, **details: Any) -> None:
         """Tell the node to do something; nothing happens when it is lost."""
@@ -297,13 +297,13 @@ def ask_for_gpus(links: Iterable[Link]) -> None:
 
 
 def _wait_for(
-    answer: Literal["met", "gpus"], asked: Sequence[Link], lines: Iterable[Link], what: str, **told: Any
+    answer: Literal["met", "gpus"], asked: Sequence[Link], lines: Iterable[Link], what: str, **order: Any
 ) -> None:
     """Ask, and read on all ``lines`` until each link has its ``answer`` or is lost."""
     lines = list(lines)
     for link in asked:
         setattr(link, answer, None)
-        link.send(what, **told)
+        link.send(what, **order)
     while any(getattr(link, answer) is None and not link.lost for link in asked):  # bounded: a silent host is lost
         pump(lines, REPORT / 10)
 

@@ -35,11 +35,11 @@ _GPUS = 4.0
 """Seconds for nvidia-smi: the same."""
 _PROGRAM = """\
 import json, os, sys
-told = json.loads(sys.stdin.buffer.readline())
-os.chdir(told["folder"])
-sys.path[:0] = told["path"]
+order = json.loads(sys.stdin.buffer.readline())
+os.chdir(order["folder"])
+sys.path[:0] = order["path"]
 from capt.launcher.supervisor.node import serve
-os._exit(serve(told["signalled"]))
+os._exit(serve(order["signalled"]))
 """
 PROGRAM = _PROGRAM.encode()
 """Read from stdin by the Python that ssh or srun starts; then a line with the working folder and the path of modules
@@ -120,26 +120,26 @@ class Supervisor:
         for line in lines:
             self._do(json.loads(line))
 
-    def _do(self, told: dict[str, Any]) -> None:
-        match told["do"]:
+    def _do(self, order: dict[str, Any]) -> None:
+        match order["do"]:
             case "beat":
                 # A time of this host's own clock, which the head has only sent back: clocks need not agree.
-                self._lease = max(self._lease, told["now"] + LEASE)
+                self._lease = max(self._lease, order["now"] + LEASE)
             case "start":
-                self._start(**told["job"])
+                self._start(**order["job"])
             case "signal":
                 self._asked = True
-                self._ranks.send(signal.Signals(told["number"]))
+                self._ranks.send(signal.Signals(order["number"]))
             case "kill":
                 self._ranks.kill()
             case "stacks":
-                text, suspended = self._ranks.stacks(told["rank"])
+                text, suspended = self._ranks.stacks(order["rank"])
                 self._say(stacks={"text": text, "suspended": suspended})
             case "gpus":
                 self._say(gpus=_gpus())
             case "listen" | "call" as what:
                 try:
-                    port = self._ranks.listen(**told["where"]) if what == "listen" else _call(**told["where"])
+                    port = self._ranks.listen(**order["where"]) if what == "listen" else _call(**order["where"])
                     self._say(met={"port": port})
                 except OSError as error:
                     self._say(met={"problem": error.strerror or str(error) or type(error).__name__})

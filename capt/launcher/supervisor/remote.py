@@ -68,12 +68,12 @@ class Gathering:
     def _gather(self, hosts: list[Host], lines: dict[Host, Link]) -> tuple[list[Host], list[Link]]:
         spares, until = list(self.spares), time.monotonic() + self.patience
         while missing := self._reach(hosts, lines):
-            told = "; ".join(f"{host.name} cannot be used: {reason}" for host, reason in missing.items())
+            reasons = "; ".join(f"{host.name} cannot be used: {reason}" for host, reason in missing.items())
             if self.policy is None:
-                raise NotReachedError(told)
-            log.warning("%s", told)
+                raise NotReachedError(reasons)
+            log.warning("%s", reasons)
             if self.policy == "shrink":
-                hosts = self._shrink([host for host in hosts if host not in missing], told, lines)
+                hosts = self._shrink([host for host in hosts if host not in missing], reasons, lines)
                 continue
             if self.policy == "spare":
                 hosts, missing = self._replace(hosts, missing, spares, lines)
@@ -120,7 +120,7 @@ class Gathering:
                 break
         return hosts, missing
 
-    def _shrink(self, hosts: list[Host], told: str, lines: dict[Host, Link]) -> list[Host]:
+    def _shrink(self, hosts: list[Host], reasons: str, lines: dict[Host, Link]) -> list[Host]:
         """The longest prefix of ``hosts`` that the global batch can be shared among."""
         for count in range(len(hosts), 0, -1):
             if not self.fits(sum(host.slots for host in hosts[:count])):
@@ -130,7 +130,7 @@ class Gathering:
                 log.warning("the job continues with %d ranks on %s", world, ", ".join(host.name for host in kept))
                 return kept
         why = self.fits(sum(host.slots for host in hosts)) if hosts else "no host is left"
-        raise NotReachedError(f"{told}; the job cannot shrink: {why}")
+        raise NotReachedError(f"{reasons}; the job cannot shrink: {why}")
 
     def _wait(self, hosts: list[Host], missing: dict[Host, str], until: float, lines: dict[Host, Link]) -> None:
         """Call the missing hosts again, until they answer or time is up."""
@@ -138,8 +138,8 @@ class Gathering:
             log.warning("waiting up to %g minutes for %s", self.patience / 60, ", ".join(h.name for h in missing))
         while missing and not self.stopped():
             if time.monotonic() > until:
-                told = "; ".join(f"{host.name}: {reason}" for host, reason in missing.items())
-                raise NotReachedError(f"not reached in {self.patience / 60:g} minutes: {told}")
+                reasons = "; ".join(f"{host.name}: {reason}" for host, reason in missing.items())
+                raise NotReachedError(f"not reached in {self.patience / 60:g} minutes: {reasons}")
             again = time.monotonic() + _AGAIN
             while time.monotonic() < again and not self.stopped():
                 pump(lines.values(), _POLL)

@@ -275,16 +275,16 @@ def _wait_for_all() -> None:
     global _waited
     _waited += 1
     store, key, pause = dist.distributed_c10d._get_default_store(), f"capt/waited/{_waited}", 0.01
-    begin = told = time.monotonic()
+    begin = logged = time.monotonic()
     # The last one to come sets the key that all look for.
     if store.add(key, 1) == world_size():
         store.set(f"{key}/all", "")
     while not store.check([f"{key}/all"]):
         time.sleep(pause)
         pause = min(1.5 * pause, 1.0)
-        if rank() == 0 and time.monotonic() - told > _TELL and (missing := world_size() - store.add(key, 0)):
-            told = time.monotonic()
-            logger.warning("waiting for %d of %d ranks since %.0f s", missing, world_size(), told - begin)
+        if rank() == 0 and time.monotonic() - logged > _TELL and (missing := world_size() - store.add(key, 0)):
+            logged = time.monotonic()
+            logger.warning("waiting for %d of %d ranks since %.0f s", missing, world_size(), logged - begin)
 
 
 def exchange(send: Sequence[tuple[int, Tensor]], receive: Sequence[tuple[int, Tensor]]) -> None:

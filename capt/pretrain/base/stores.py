@@ -396,7 +396,7 @@ def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | Non
                         f"{name} could not be written: the store has no bucket or container of that name"
                     ) from None
                 raise MissingError(f"{name} does not exist in the store") from None
-            text = _told(failure)
+            text = _in_words(failure)
             if isinstance(failure, PermissionError) or status in (401, 403) or _is_refusal(failure):
                 raise DataError(
                     f"{name}: the store refuses access ({text}); the credentials of this host (environment, profile "
@@ -449,7 +449,7 @@ def _is_refusal(error: BaseException) -> bool:
     )
 
 
-def _told(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     words = " ".join(without_secrets(str(error)).partition("RequestId:")[0].split())[:200]  # Azure's words end there

@@ -328,11 +328,11 @@ class Verifier:
                 known[i] = hash_file(paths[i], states[i], records[i], looks[i], error, hint)
         found = [digest or (record.sha256 if record else None) for digest, record in zip(known, records, strict=True)]
         if None in records:  # else the verdict says all: what was found is what the record holds
-            told = [(i, bytes.fromhex(digest)) for i in mine if (digest := known[i]) is not None]
-            for rank, part in enumerate(self.ranks.gather(told)):
+            hashed = [(i, bytes.fromhex(digest)) for i in mine if (digest := known[i]) is not None]
+            for rank, part in enumerate(self.ranks.gather(hashed)):
                 if views[rank] == view:
-                    for i, told_digest in part:
-                        found[i] = told_digest.hex()
+                    for i, digest_of_rank in part:
+                        found[i] = digest_of_rank.hex()
         digests = [digest for digest in found if digest is not None]
         assert len(digests) == len(paths), "every file has a rank that has read it"
         self._remember(
@@ -375,7 +375,7 @@ def _spread(group: Sequence[int], hosts: Sequence[str]) -> list[int]:
 
 def _divide(sizes: Sequence[int], ranks: Sequence[int], have: Mapping[int, bytes]) -> dict[int, list[int]]:
     """Divide files over the ranks that answer for them. Files that all ranks know need no answer; those that some know
-    are told by these in turn; of the rest, the largest goes to the least loaded."""
+    are answered for by these in turn; of the rest, the largest goes to the least loaded."""
     shares: dict[int, list[int]] = {rank: [] for rank in ranks}
     knowing: dict[bytes, list[int]] = {}  # what is known differs by host, not by rank
     for rank in ranks:

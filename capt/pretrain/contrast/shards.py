@@ -7,7 +7,7 @@ queue. The loaded rows are dealt out again in that order, the newest to the last
 queue had always been sharded this way.
 
 A rank of another number of ranks keeps rows of nearly every file. So ranks that read together divide the files among
-them (`read_shards_together`): each reads its own from beginning to end, and the rows are told to all ranks in turn.
+them (`read_shards_together`): each reads its own from beginning to end, and the rows are sent to all ranks in turn.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def _deal(rows: Tensor, tags: Tensor, most: int, capacity: int, device: torch.de
         own = torch.cat([own, own.new_full((lacking, 2), -1)])
         ids, ages = distributed.all_gather(own.to(device)).flatten(0, 1).T
         kept = _kept(ages, capacity, rank, world)
-        told = distributed.all_gather(part.to(device)).flatten(0, 1)[kept]
-        found.append((told.cpu().view(rows.dtype), ids[kept].cpu(), ages[kept].cpu()))
+        gathered = distributed.all_gather(part.to(device)).flatten(0, 1)[kept]
+        found.append((gathered.cpu().view(rows.dtype), ids[kept].cpu(), ages[kept].cpu()))
     return found
 
 

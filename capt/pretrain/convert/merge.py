@@ -171,8 +171,8 @@ def _mixed(
         for name in sorted(first.keys() | tensors.keys()):
             shapes = [list(has[name].shape) if name in has else None for has in (tensors, first)]
             if shapes[0] != shapes[1]:
-                told = [f"shape {shape}" if shape is not None else "no such tensor" for shape in shapes]
-                raise CheckpointError(f"{source}: {name} has {told[0]}, in {sources[0]} it has {told[1]}")
+                listed = [f"shape {shape}" if shape is not None else "no such tensor" for shape in shapes]
+                raise CheckpointError(f"{source}: {name} has {listed[0]}, in {sources[0]} it has {listed[1]}")
     return {
         name: mix([has[name] for has in each], shares, method) if tensor.is_floating_point() else tensor
         for name, tensor in first.items()
@@ -189,7 +189,11 @@ def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
         if key not in _FREE and values[0] != values[1]:
             raise CheckpointError(f"{source}: config.json has {key} {values[0]!r}, {one} has {values[1]!r}")
     # Behind the same encoder another pooling makes other vectors.
-    if (one / "modules.json").exists() and (source / "modules.json").exists() and _behind(one) != _behind(source):
+    if (
+        (one / "modules.json").exists()
+        and (source / "modules.json").exists()
+        and _later_modules(one) != _later_modules(source)
+    ):
         raise CheckpointError(f"{source}: pools otherwise than {one}, or has other modules, so its vectors are others")
     one, source = encoder_folder(one), encoder_folder(source)
     here, there = ({name for name in _VOCABULARIES if (folder / name).exists()} for folder in (one, source))
@@ -208,7 +212,7 @@ def _defaults(model_type: object) -> Mapping[str, Any]:
     return CONFIG_MAPPING[model_type]().to_dict() if known else {}
 
 
-def _behind(folder: Path) -> list[tuple[str, object]]:
+def _later_modules(folder: Path) -> list[tuple[str, object]]:
     """The modules of a sentence-transformers folder behind its encoder, in the words of any release of that library."""
     found: list[tuple[str, object]] = []
     # The first module is the encoder, whose files are compared by themselves.

@@ -257,12 +257,12 @@ def _shrunk(
         raise DataError("--vocabulary-of: there is no text whose pieces could be counted")
     first = tokenizer.special.pad + 1 if config["model_type"] in _FROM_PADDING else 0
     for prompt in prompts:
-        counts += _behind(tokenizer, prompt, texts)
+        counts += _pieces_after(tokenizer, prompt, texts)
     # A prompt comes before every text, and is none of the texts.
     return shrink_tokenizer(tokenizer, counts, number, {*range(first), *count_pieces(tokenizer, prompts)})
 
 
-def _behind(tokenizer: TextTokenizer, prompt: str, texts: _Texts) -> Counter[int]:
+def _pieces_after(tokenizer: TextTokenizer, prompt: str, texts: _Texts) -> Counter[int]:
     """The pieces of the first word of each text behind a prompt, where a space may be part of it."""
     if not prompt:
         return Counter()

@@ -139,8 +139,8 @@ def judge(training: Sequence[MetricsRow], validation: Sequence[MetricsRow], best
         return collapse
     if validation and validation[-1].figures.get("degenerate") == 1:
         always = all(row.figures.get("degenerate", 1) == 1 for row in validation)
-        told = f"all predictions are the same at step {validation[-1].step}; try another optimizer.lr"
-        return Judgement("not learning" if always else "collapsed", told)
+        summary = f"all predictions are the same at step {validation[-1].step}; try another optimizer.lr"
+        return Judgement("not learning" if always else "collapsed", summary)
     if validation and (found := _degenerate(validation[-1])) is not None:
         return found
     metric = judged_metric(validation, best)
@@ -187,8 +187,8 @@ def _information(row: MetricsRow) -> float | None:
 
 def _code(row: MetricsRow) -> str:
     units, nats = row.figures.get("au", 0.0), _information(row)
-    told = "" if nats is None else f", and codes tell {nats:.2g} nats of a sentence"
-    return f"{units:g} units of z are active{told}"
+    summary = "" if nats is None else f", and codes tell {nats:.2g} nats of a sentence"
+    return f"{units:g} units of z are active{summary}"
 
 
 def _start(training: Sequence[MetricsRow], validation: Sequence[MetricsRow]) -> float:
@@ -272,7 +272,7 @@ def _by_validation(metric: str, values: Series, training: Sequence[MetricsRow]) 
     (first_step, first), (last_step, last) = values[0], values[-1]
     best_step, best = best_of(values, metric)
     gain, lost = sign * (best - first), sign * (best - last)
-    told = f"{metric} went from {first:.4g} at step {first_step} to {last:.4g} at step {last_step}"
+    summary = f"{metric} went from {first:.4g} at step {first_step} to {last:.4g} at step {last_step}"
     # A trained encoder that training makes worse from the first steps on.
     too_fast = "; it was best before the first step: a lower optimizer.lr keeps more of the start"
     advice = too_fast if best_step == 0 and lost > _NO_GAIN * abs(best) else ""
@@ -292,11 +292,11 @@ def _by_validation(metric: str, values: Series, training: Sequence[MetricsRow]) 
     if gain <= _NO_GAIN * abs(first):
         # No gain since the first validation: it may have come when all was learnt.
         start = _by_training([row for row in training if row.step <= first_step], 0)
-        return Judgement("levelled off" if start.verdict == "learning" else "not learning", told + advice)
+        return Judgement("levelled off" if start.verdict == "learning" else "not learning", summary + advice)
     three_quarters = [value for step, value in values if step <= first_step + 0.75 * (last_step - first_step)][-1]
     if len(values) >= 4 and sign * (last - three_quarters) < _LEVEL * gain:
-        return Judgement("levelled off", f"{told}, hardly any better in the last quarter")
-    return Judgement("learning", told)
+        return Judgement("levelled off", f"{summary}, hardly any better in the last quarter")
+    return Judgement("learning", summary)
 
 
 def _training_loss(training: Sequence[MetricsRow]) -> Series:
@@ -315,6 +315,6 @@ def _by_training(training: Sequence[MetricsRow], validations: int) -> Judgement:
     first, last = values[:part], values[-part:]
     # The standard error of the difference of both means.
     noise = math.hypot(stdev(first), stdev(last)) / math.sqrt(part)
-    told = f"the training loss went from {fmean(first):.4g} to {fmean(last):.4g}; validation does not tell"
+    summary = f"the training loss went from {fmean(first):.4g} to {fmean(last):.4g}; validation does not tell"
     fell = fmean(first) - fmean(last)
-    return Judgement("learning" if fell > max(3 * noise, _NO_GAIN * abs(fmean(first))) else "not learning", told)
+    return Judgement("learning" if fell > max(3 * noise, _NO_GAIN * abs(fmean(first))) else "not learning", summary)

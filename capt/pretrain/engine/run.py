@@ -362,7 +362,7 @@ def _named(run_dir: Path, name: str) -> Path | None:
 
 def _seen_alike(run_dir: Path, look: Callable[[], Path | None]) -> Path | None:
     """Return what ``look`` finds, once all ranks find the same: a host may see a change late. Collective."""
-    until, told = time.monotonic() + _DISAGREE, False
+    until, logged = time.monotonic() + _DISAGREE, False
     while True:
         with distributed.synchronize_errors():
             found = look()
@@ -374,9 +374,9 @@ def _seen_alike(run_dir: Path, look: Callable[[], Path | None]) -> Path | None:
         with distributed.synchronize_errors():
             if any(late for _, late in views):
                 raise MachineError(differ)
-        if distributed.rank() == 0 and not told:
+        if distributed.rank() == 0 and not logged:
             logger.warning("%s; waiting up to %.0f s for the file system", differ, _DISAGREE)
-        told = True
+        logged = True
         time.sleep(_PAUSE)
 
 

@@ -201,10 +201,10 @@ def refuse_another_job(folder: Path, changed: Mapping[str, tuple[object, object]
     if changed:
         # Another task has other sections, whose keys would say no more.
         names = ["task.type"] if "task.type" in changed else list(changed)
-        told = ", ".join(line for name in names[:_SHOWN_KEYS] for line in describe_change(name, *changed[name]))
+        listed = ", ".join(line for name in names[:_SHOWN_KEYS] for line in describe_change(name, *changed[name]))
         more = f" and {len(names) - _SHOWN_KEYS} more keys" if len(names) > _SHOWN_KEYS else ""
         raise ConfigError(
-            f"run.resume=auto: run.dir {folder} holds a run of another job: {told}{more}; name another folder, or "
+            f"run.resume=auto: run.dir {folder} holds a run of another job: {listed}{more}; name another folder, or "
             f"continue the run with capt resume {quoted(folder)}, which takes keys to change"
         )
 

@@ -130,8 +130,8 @@ def _compare(run: Run, engines: Sequence[Engine], when: str) -> None:
         return
     # None of the states is to be saved.
     run.diverged = True
-    told: Any = tuple(own)  # JSON brings a list
-    everyone = [Held(*each) for each in distributed.gather_objects(told)]
+    listed: Any = tuple(own)  # JSON brings a list
+    everyone = [Held(*each) for each in distributed.gather_objects(listed)]
     raise ReplicasDifferError(
         f"{when} {describe_difference(everyone)}; a rank computed, stored or received something wrong. What is saved "
         f"was compared before: capt resume {quoted(run.dir)} continues from there; if it happens again, test the "
@@ -185,18 +185,17 @@ def describe_difference(everyone: Sequence[Held]) -> str:
     """
     if any(each.damaged for each in everyone):
         damaged = [(rank, each) for rank, each in enumerate(everyone) if each.damaged]
-        told = [f"rank {rank} ({each.host}) differs in {_first(each.damaged)}" for rank, each in damaged[:_SHOWN]]
-        return (
-            f"{_with_others(told, [rank for rank, _ in damaged])}: its master weights are not the weights that it uses"
-        )
+        listed = [f"rank {rank} ({each.host}) differs in {_first(each.damaged)}" for rank, each in damaged[:_SHOWN]]
+        wrong = _with_others(listed, [rank for rank, _ in damaged])
+        return f"{wrong}: its master weights are not the weights that it uses"
     contents = [json.dumps(each.values, sort_keys=True) for each in everyone]
     common, times = Counter(contents).most_common(1)[0]
     known = 2 * times > len(everyone)
     reference = contents.index(common) if known else 0
     odd = [rank for rank, content in enumerate(contents) if content != contents[reference]]
-    told = [_describe(rank, everyone[rank], everyone[reference]) for rank in odd[:_SHOWN]]
+    listed = [_describe(rank, everyone[rank], everyone[reference]) for rank in odd[:_SHOWN]]
     others = "all others" if known else f"rank 0 ({everyone[0].host}), and no value is that of most ranks"
-    return f"{_with_others(told, odd)}: not as {others}"
+    return f"{_with_others(listed, odd)}: not as {others}"
 
 
 def _describe(rank: int, own: Held, reference: Held) -> str:
@@ -210,8 +209,8 @@ def _first(names: Sequence[str], values: str = "") -> str:
     return f"{names[0]}{values}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _with_others(told: list[str], odd: Sequence[int]) -> str:
+def _with_others(listed: list[str], odd: Sequence[int]) -> str:
     """Join the descriptions of the first ranks, and the numbers of the others that differ."""
     if len(odd) > _SHOWN:
-        told.append(f"{counted(len(odd) - _SHOWN, 'further rank')}: {', '.join(map(str, odd[_SHOWN : _SHOWN + 50]))}")
-    return "; ".join(told)
+        listed.append(f"{counted(len(odd) - _SHOWN, 'further rank')}: {', '.join(map(str, odd[_SHOWN : _SHOWN + 50]))}")
+    return "; ".join(listed)

@@ -268,7 +268,7 @@ class _Pace:
 
     def __init__(self, total: int, progress: ProgressCallback | None) -> None:
         self._total, self._progress = total, progress
-        self._begin = self._told = time.monotonic()
+        self._begin = self._logged = time.monotonic()
         self._count = 0
 
     def done(self, count: int) -> None:
@@ -276,8 +276,8 @@ class _Pace:
         if self._progress is not None:
             self._progress(self._count, max(self._total, self._count))
         now = time.monotonic()
-        if rank() == 0 and now - self._told > _TELL:
-            self._told = now
+        if rank() == 0 and now - self._logged > _TELL:
+            self._logged = now
             rate = self._count / (now - self._begin)
             left = f", {(self._total - self._count) / rate:,.0f} s left" if self._total > self._count else ""
             logger.info("%s texts, %.0f a second%s", f"{self._count:,}", rate, left)

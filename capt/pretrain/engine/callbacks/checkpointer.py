@@ -320,7 +320,7 @@ class Checkpointer(Callback):
         """
         begin = time.monotonic()
         # A signal that came earlier is why this save is the last; only another one gives it up.
-        told, heard = -math.inf, interruption.recorded_signal()
+        logged, heard = -math.inf, interruption.recorded_signal()
         while True:
             try:
                 self._save(run)
@@ -329,8 +329,8 @@ class Checkpointer(Callback):
             except NoSpaceError as error:
                 need = sum(distributed.gather_objects(state_bytes(run.engines, run.task)))
                 now = time.monotonic()
-                if now - told > _TELL and distributed.rank() == 0:
-                    told = now
+                if now - logged > _TELL and distributed.rank() == 0:
+                    logged = now
                     logger.error(
                         "the last checkpoint, of step %d and %d bytes or more, waits for room since %.0f s: %s; a stop "
                         "signal gives it up", run.progress.step, need, now - begin, error,

@@ -114,13 +114,13 @@ class ProgressDisplay(Callback):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._live: Live | None = None
-        self._told = -1
+        self._shown_at = -1
         self._before: Mapping[str, float] = {}
 
     def on_start(self, run: Run) -> None:
         self._began, self._first = time.monotonic(), run.progress.step
         self._ready: float | None = self._began
-        self._told, self._before = run.validated_at, run.validation
+        self._shown_at, self._before = run.validated_at, run.validation
         console = Console(stderr=True)
         if distributed.rank() == 0 and console.is_terminal:
             self._view = ProgressView(run.dir.name, run.job.schedule.max_steps, run.progress.step)
@@ -173,13 +173,13 @@ class ProgressDisplay(Callback):
         self.close(run)
 
     def _tell_validation(self, run: Run) -> None:
-        if run.validated_at == self._told:
+        if run.validated_at == self._shown_at:
             return
-        self._told = run.validated_at
+        self._shown_at = run.validated_at
         if run.validation and distributed.rank() == 0:
-            table = validation_table(self._told, run.validation, self._before, run.job)
+            table = validation_table(self._shown_at, run.validation, self._before, run.job)
             if not self._show(lambda live: live.console.print(table)):
-                logger.info("step %d validation: %s", self._told, validation_summary(run.validation, run.job))
+                logger.info("step %d validation: %s", self._shown_at, validation_summary(run.validation, run.job))
             self._before = run.validation
 
     def close(self, run: Run) -> None:

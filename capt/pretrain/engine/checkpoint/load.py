@@ -158,10 +158,10 @@ def read_index_together(checkpoint: Path, manifest: Manifest, module: str, parts
     with distributed.synchronize_errors():
         found = [_pieces(checkpoint, name) for name in mine]
     # Plain tuples, because ranks tell each other JSON.
-    told = [[(kind, name, astuple(piece)) for kind, name, piece in part] for part in found]
+    sent = [[(kind, name, astuple(piece)) for kind, name, piece in part] for part in found]
     parts_of_all = [
         [(kind, name, TensorPiece(*piece)) for kind, name, piece in part]
-        for each in distributed.gather_objects(told)
+        for each in distributed.gather_objects(sent)
         for part in each
     ]
     with distributed.synchronize_errors():

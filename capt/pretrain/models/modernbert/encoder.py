@@ -58,9 +58,9 @@ class Layer(nn.Module):
         self.ffn_norm = _norm(config)
         self.ffn_in = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
         self.ffn_out = ResidualOutput(config.ffn, config.hidden)
-        self._before, self._behind = self._project, self._complete
+        self._before, self._after = self._project, self._complete
         if compile:
-            self._before, self._behind = compile_whole(self._project), compile_whole(self._complete)
+            self._before, self._after = compile_whole(self._project), compile_whole(self._complete)
 
     def forward(
         self,
@@ -80,7 +80,7 @@ class Layer(nn.Module):
             # What follows the attention is row by row, so rows that nobody reads are left out here.
             if rows is not None:
                 x, attended = x.index_select(0, rows), attended.index_select(0, rows)
-            return self._behind(x, attended)
+            return self._after(x, attended)
 
     def _project(self, x: Tensor, turn: Rotation) -> Tensor:
         qkv = self.attention.qkv(self.attention_norm(x))
