@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from capt.finetune.load import FineTuned
 from capt.finetune.rerank import evaluate
 from capt.finetune.rerank.batches import assemble
 from capt.finetune.rerank.data import Splits, read_splits
@@ -236,10 +238,9 @@ def test_an_evaluation_reads_files_without_scores_and_refuses_other_queries_than
         "data": {"validation_fraction": 0.3, "sequence_length": 32}, "loss": {"type": "kl"}
     }  # fmt: skip
     digest = _splits(tmp_path, rows, **changes).digest
-    trained = SimpleNamespace(
-        checkpoint=tmp_path / "step-3", model=Shortest(), job=_job(tmp_path, **changes),
-        tokenizer=load_tokenizer(tmp_path / "tokens"),
-    )  # fmt: skip
+    checkpoint = tmp_path / "step-3"
+    shutil.copytree(tmp_path / "tokens", checkpoint / "tokenizer")
+    trained = FineTuned(checkpoint, Shortest(), _job(tmp_path, **changes))
     monkeypatch.setattr(evaluate, "load_fine_tuned", lambda *_: trained)
     monkeypatch.setattr(evaluate, "read_metadata", lambda _: SimpleNamespace(task={"rows": digest}))
     held_out = evaluate.command(tmp_path)
