@@ -31,7 +31,7 @@ _function: Callable[[Any], Any]
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the items in lists of ``size``, the last of which may have fewer; as many are in memory at a time."""
+    """Yield the items in lists of ``size``, one of which is in memory at a time; the last one may be shorter."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
