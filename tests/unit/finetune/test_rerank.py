@@ -213,7 +213,7 @@ def test_a_group_of_one_is_left_out_with_a_word_and_kept_by_a_loss_of_single_pai
 
 
 def test_a_run_without_held_out_queries_has_no_best_checkpoint(tmp_path: Path) -> None:
-    """Of few queries the usual share holds out none."""
+    """The usual share of few queries holds out none."""
     write_encoder(tmp_path / "encoder")
     write_rows(tmp_path / "pairs.jsonl", ragged_rows(40, 3))
     for fraction, best in ((0.0, None), (0.3, "ndcg@10")):
