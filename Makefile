@@ -233,6 +233,7 @@ quickstart-retrieval: install
 	    reranked.jsonl distilled.jsonl pairs.jsonl:bm25)
 
 # A small model learns a large one's vectors of the docstrings and signatures of the installed packages, without any label.
+# A tenth of the steps of the epochs is warmup; the job's 100 steps of it would be longer than few steps (schedule.max_steps).
 quickstart-distil: install
 	rm -rf $(DISTIL)
 	$(if $(TEACHER),,test -d $(RUN)/export || $(MAKE) quickstart)
@@ -244,7 +245,7 @@ quickstart-distil: install
 	$(BIN)/capt shrink $(or $(TEACHER),$(RUN)/export) $(DISTIL)/start --layers $(LAYERS)
 	$(BIN)/capt pretrain capt_distil --nproc 2 run.dir=$(DISTIL)/student model.init=$(DISTIL)/start \
 	    data.files=$(DISTIL)/taught.txt distillation.vectors=$(DISTIL)/vectors batch.micro=32 optimizer.lr=3.0e-4 \
-	    validate.retrieval.folders=[$(DISTIL)/data/beir] $(DISTILLING) $(ARGS)
+	    schedule.warmup_steps=0 validate.retrieval.folders=[$(DISTIL)/data/beir] $(DISTILLING) $(ARGS)
 	$(BIN)/capt convert $(DISTIL)/student $(DISTIL)/export --to sentence-transformers
 	$(BIN)/capt evaluate $(DISTIL)/student --retrieval $(DISTIL)/data/beir --store $(DISTIL)/vectors
 	$(BIN)/capt evaluate $(DISTIL)/student --retrieval $(DISTIL)/data/beir --store $(DISTIL)/vectors \
