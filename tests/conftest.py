@@ -26,6 +26,9 @@ from jaxtyping._storage import pop_shape_memo, push_shape_memo
 # Typer builds all commands of `capt` for each one that a test runs here, the same every time: a twelfth of a second.
 typer.main.get_command = functools.cache(typer.main.get_command)
 
+# As in `make test`: threads that wait for one another on a busy machine took ten times the processor time of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("any machine", deadline=None)  # a busy one takes longer for an example than for the test
 settings.load_profile("any machine")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,12 +68,21 @@ def write_vocabulary(folder: Path, bert: bool = False) -> int:
         words = list(dict.fromkeys(words))
         (folder / "vocab.txt").write_text("\n".join(words) + "\n")
         return len(words)
+    for name, content in _byte_pairs().items():
+        (folder / name).write_bytes(content)
+    return 150
+
+
+@functools.cache
+def _byte_pairs() -> dict[str, bytes]:
+    """The files of a tokenizer of RoBERTa's kind, which is trained once."""
     from capt.tokenizer.train import train
 
     generator = random.Random(0)
     lines = [f"{start} {sentence(generator)}" for start in ("Yes", "No", "Perhaps") for _ in range(100)]
-    train(iter(lines), folder, vocab_size=150, type="bpe", byte_fallback=False)
-    return 150
+    with tempfile.TemporaryDirectory() as name:
+        train(iter(lines), Path(name, "tokenizer"), vocab_size=150, type="bpe", byte_fallback=False)
+        return {path.name: path.read_bytes() for path in Path(name, "tokenizer").iterdir()}
 
 
 def write_encoder(folder: Path, cls: str = "RobertaForMaskedLM", **changes: Any) -> Path:

@@ -139,13 +139,13 @@ def test_a_sweep_begins_from_each_run_of_another_one(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     whole = {(queue, seed): (5, 10) for queue in (0, 256) for seed in (1, 2)}
     key = first_stage(tmp_path / "first", whole)
-    given_ = ["data.path=GLUE", "sweep.seeds=[1,2,3]", f"sweep.dir={tmp_path / 'second'}"]
+    given_ = ["data.path=GLUE", "sweep.seeds=[3]", f"sweep.dir={tmp_path / 'second'}"]
     plain = load_sweep("glue", given_)
     sweep = with_initial_runs(load_sweep("glue", [*given_, key]))
     specs = trial_specs(sweep, "rte")
     starts = {spec.params["model.init"] for spec in specs}
     assert starts == {str(path) for path in tmp_path.glob("first/trials/capt/*/checkpoints/step-00000010")}
-    assert len(specs) == 4 * len(trial_specs(plain, "rte")) == 4 * 6 * 3
+    assert len(specs) == 4 * len(trial_specs(plain, "rte")) == 4 * 6
     assert len({make_plan(sweep, "capt.finetune").run_dir(spec) for spec in specs}) == len(specs)
     again = tmp_path / "again.yaml"
     again.write_text(sweep.to_yaml())

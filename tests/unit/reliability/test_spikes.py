@@ -49,8 +49,7 @@ def watched(values: Sequence[float], threshold: float = 10.0, norms: Sequence[fl
     return [spike for spike in found if spike is not None]
 
 
-@pytest.mark.parametrize("kind", NOISES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(NOISES)))
 def test_no_alarm_on_healthy_curves(kind: str, seed: int) -> None:
     noise = NOISES[kind](np.random.default_rng([seed, len(kind)]), STEPS)
     for name, curve in curves(np.clip(noise, -15, 15)).items():
