@@ -18,6 +18,8 @@ from io import TextIOBase
 from pathlib import Path
 from typing import TextIO
 
+from capt.pretrain.base.errors import counted
+
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -303,7 +305,8 @@ def notes_on_cores(
         yield f"the container may take the time of {quota:g} of {usable} cores{more if taken > quota else ''}"
     if load >= _BUSY and load + taken > cores + _BUSY:
         room = max(1, int(cores - load) // processes)
+        remedy = f"run.threads={room} leaves them their cores" if room < threads else "steps take longer"
         yield (
-            f"the load of this host was {load:.1f} on {cores} cores in the last minute, and this job has {taken} "
-            f"threads (run.threads): if that is the work of others, run.threads={room} leaves them their cores"
+            f"the load of this host was {load:.1f} on {cores} cores in the last minute, and this job has "
+            f"{counted(taken, 'thread')} (run.threads): if that is the work of others, {remedy}"
         )

@@ -70,6 +70,7 @@ def test_a_note_says_that_a_quota_or_the_load_takes_the_cores() -> None:
     assert notes(4, None, 0.4) == notes(2, None, 2.0) == ""
     assert "the load of this host was 3.0 on 4 cores in the last minute" in notes(4, None, 3.0)
     assert "run.threads=1 leaves them" in notes(4, None, 3.0)
+    assert "has 1 thread (run.threads): if that is the work of others, steps take longer" in notes(1, None, 9.0)
     assert notes(2, 2.0, 0.0) == "the container may take the time of 2 of 4 cores"
     assert "4 threads wait for each other: set run.threads=2" in notes(4, 2.5, 0.0)
 
