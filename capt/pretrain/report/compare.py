@@ -57,6 +57,8 @@ _NOT_COMPARED = (
 """Keys that do not change a run's metrics; a name with a dot at the end represents all keys of a section.
 
 Runs that differ only in these, because one was stopped, resumed or run elsewhere, are seeds of one configuration."""
+MOST_IN_LABEL = 8
+"""Differing keys that a label has room for. Of more, as runs of several tasks have, the table of differences tells."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,9 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
         members.setdefault(tuple(_value_text(run, key) for key in differing), []).append(run)
     groups = []
     for number, (values, group) in enumerate(members.items()):
-        if differing:
+        if len(differing) > MOST_IN_LABEL:
+            label = f"{_letters(number)}: {group[0].folder.resolve().name}"
+        elif differing:
             label = ", ".join(f"{key}={value}" for key, value in zip(differing, values, strict=True))
             label = f"{_letters(number)}: {label}"
         else:

@@ -16,7 +16,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.engine.judgement import direction, error_of, is_error
 from capt.pretrain.engine.run_folder import Section
-from capt.pretrain.report.compare import Comparison, MetricSummary, RunGroup
+from capt.pretrain.report.compare import MOST_IN_LABEL, Comparison, MetricSummary, RunGroup
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
 from capt.pretrain.report.plots import Theme, colour, draw, legend_lines, style_axis
 from capt.pretrain.report.runs import RunRecord
@@ -343,10 +343,10 @@ def _summary_text(summary: MetricSummary | None) -> str:
 
 def _differences_table(comparison: Comparison) -> Table:
     configs = {group.label.split(":")[0]: group.runs[0].config for group in comparison.groups}
-    return Table.of(
-        {"key": key, **{name: str(config.get(key, "unset")) for name, config in configs.items()}}
-        for key in comparison.differing
-    )
+    rows = ({"key": key, **{name: str(config.get(key, "unset")) for name, config in configs.items()}}
+            for key in comparison.differing)  # fmt: skip
+    many = len(comparison.differing) > MOST_IN_LABEL
+    return Table.of(rows, f"The {len(comparison.differing)} keys that differ" if many else None)
 
 
 def _config_table(run: RunRecord) -> Table:

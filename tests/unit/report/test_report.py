@@ -248,6 +248,21 @@ def test_a_seed_that_was_stopped_and_resumed_is_one_more_seed(tmp_path: Path) ->
     assert compare([read_run(folder) for folder in folders]).differing == ["optimizer.lr"]
 
 
+def test_runs_that_differ_in_many_keys_are_named_by_their_folders(tmp_path: Path) -> None:
+    """Runs of several tasks share few keys: a label of all would fill the page."""
+    folders = [write_run(tmp_path / name) for name in ("text", "pairs")]
+    config = yaml.safe_load((folders[1] / "config.yaml").read_text())
+    for count, label in ((8, "B: key0=0, "), (9, "B: pairs")):
+        (folders[1] / "config.yaml").write_text(yaml.safe_dump(config | {f"key{n}": n for n in range(count)}))
+        found = compare([read_run(folder) for folder in folders])
+        assert len(found.differing) == count
+        assert found.groups[1].label.startswith(label)
+    report(folders, tmp_path / "out")
+    page = (tmp_path / "out/report.html").read_text()
+    assert "The 9 keys that differ" in page
+    assert "A: text" in page
+
+
 def test_best_follows_the_direction_of_the_metric(tmp_path: Path) -> None:
     lines = [
         row(step, split="validation", **{"loss/mlm": loss, "accuracy/mlm": accuracy, "odd": 1.0})
