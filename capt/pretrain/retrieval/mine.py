@@ -18,7 +18,7 @@ from capt.pretrain.base.distributed import rank, synchronize_errors
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import write_json, write_text
 from capt.pretrain.base.overlap import same_text, text_hash
-from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.parallel import ProgressCallback, batched
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.pairs.known import positives_by_query
@@ -164,7 +164,7 @@ def _passages(folder: Path, encoder: TextEncoder, apart: Path) -> Iterator[Docum
     """The passages of the files in a folder, as a search of the encoder has them; ``apart`` is no source."""
     cutter = PassageCutter(encoder)
     documents = read_sources(find_sources([str(folder)], apart.resolve()), SourceOptions())
-    while window := list(islice(documents, _CUT_TOGETHER)):
+    for window in batched(documents, _CUT_TOGETHER):
         for document, passages in zip(window, cutter.passages_of([each.text for each in window]), strict=True):
             for begin, end in passages:
                 yield f"{document.name}:{begin}", document.text[begin:end]

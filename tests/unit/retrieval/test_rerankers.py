@@ -192,5 +192,5 @@ def test_neighbors_are_ordered_by_the_reranker(reranker: Path, tmp_path: Path) -
     order = np.argsort(-scores)[:4]
     assert [each.text for each in found] == [lines[i] for i in order]
     assert [each.similarity for each in found] == pytest.approx(scores[order].tolist(), abs=1e-6)
-    with pytest.raises(CheckpointError, match=r"no config\.json; give the folder or hub id of a cross-encoder"):
+    with pytest.raises(CheckpointError, match=r"no such folder; give the folder or hub id of a cross-encoder"):
         neighbors(encoder, ["the bird"], **given, rerank=tmp_path / "nothing")
