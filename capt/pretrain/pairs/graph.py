@@ -16,10 +16,10 @@ from capt.pretrain.convert.onnx import open_graph, real_tokens, require_packages
 from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.quantized import compare_graphs, is_int8, quantize_graph
 from capt.pretrain.convert.reference import TEXTS, card_inputs, require_close, tokenize
-from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.export import pair_card, require_width
 from capt.pretrain.pairs.load import LoadedPairModel
 from capt.pretrain.pairs.module import PairModule
+from capt.pretrain.pairs.texts import PaddedTexts
 
 logger = logging.getLogger(__name__)
 
