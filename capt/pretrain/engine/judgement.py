@@ -111,13 +111,16 @@ def direction(metric: str) -> int:
 def trained_on(rows: Sequence[MetricsRow], config: Mapping[str, Any], best: str | None = None) -> list[MetricsRow]:
     """Leave out the figures of objectives with ``NAME.weight`` 0, with those of sources below them, unless ``best``.
 
-    A run measures these and does not train on them, so that they say nothing about the training. ``config`` has flat
-    keys.
+    Those of a teacher's vectors and of pairs are left out where nothing trains them either. A run measures these and
+    does not train on them, so that they say nothing about the training. ``config`` has flat keys.
     """
     names = [key.removesuffix(".weight") for key, value in config.items() if key.endswith(".weight") and value == 0]
     untrained = {f"{figure}/{name}" for name in names for figure in ("loss", "accuracy")}
     if not (config.get("distillation.cosine") or config.get("distillation.mse")):
-        untrained.add(_TAUGHT)  # listwise alone turns the vectors as it likes
+        untrained |= {_TAUGHT, f"{_TAUGHT}_p5"}  # listwise alone turns the vectors as it likes
+    of_data = config.get("data.loss")
+    if {each.get("loss", of_data) for each in config.get("data.sources") or [{}]} == {"none"}:
+        untrained.add("loss/pairs")  # pairs whose texts learn a teacher's vectors and nothing of each other
 
     def is_kept(name: str) -> bool:
         return name == best or "/".join(name.split("/")[:2]) not in untrained

@@ -145,14 +145,7 @@ def sentence_transformers(
     require_width(trained, truncate_dim)
     prompts, *lengths = trained.reading(source)
     named = {"query": prompts.query, "document": prompts.document}
-    # sentence-transformers has one limit for both sides.
-    if lengths[0] != lengths[1]:
-        logger.warning(
-            "queries were cut to %d tokens and documents to %d, prompts included; the folder has one limit, %d",
-            *lengths, max(lengths),
-        )  # fmt: skip
-    encoder = trained.model.encoder
-    length = max(lengths)
+    encoder, length = trained.model.encoder, one_limit(*lengths)
 
     def write(folder: Path) -> None:
         _write_encoder(trained, folder, length)
@@ -182,6 +175,16 @@ def sentence_transformers(
         agrees="sentence-transformers gives our vectors",
         overwrite=overwrite,
     )
+
+
+def one_limit(query: int, document: int) -> int:
+    """Return the tokens of the longer side, which an export has for both, and warn where they differ."""
+    if query != document:
+        logger.warning(
+            "queries were cut to %d tokens and documents to %d, prompts included; the folder has one limit, %d",
+            query, document, max(query, document),
+        )  # fmt: skip
+    return max(query, document)
 
 
 def require_width(trained: LoadedPairModel, columns: int | None) -> None:

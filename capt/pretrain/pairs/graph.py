@@ -16,7 +16,7 @@ from capt.pretrain.convert.onnx import open_graph, real_tokens, require_packages
 from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.quantized import compare_graphs, is_int8, quantize_graph
 from capt.pretrain.convert.reference import TEXTS, card_inputs, require_close, tokenize
-from capt.pretrain.pairs.export import pair_card, require_width
+from capt.pretrain.pairs.export import one_limit, pair_card, require_width
 from capt.pretrain.pairs.load import LoadedPairModel
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.texts import PaddedTexts
@@ -67,11 +67,8 @@ def onnx(
     require_packages()
     require_width(trained, truncate_dim)
     prompts, *lengths = trained.reading(source)
-    graph, encoder, length = (
-        _Vectors(trained.model.cpu().eval(), truncate_dim),
-        trained.model.encoder.model,
-        max(lengths),
-    )
+    graph, encoder = _Vectors(trained.model.cpu().eval(), truncate_dim), trained.model.encoder.model
+    length = one_limit(*lengths)
     said: list[str] = []
 
     def write(folder: Path) -> None:

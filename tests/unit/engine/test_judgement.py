@@ -107,6 +107,18 @@ def test_a_student_is_judged_by_its_teacher() -> None:
     for losses, judged in (({"cosine": 1.0}, True), ({"mse": 0.5}, True), ({"listwise": 1.0, "cosine": 0.0}, False)):
         config = {f"distillation.{name}": weight for name, weight in losses.items()}
         assert ("teacher/cosine" in _judged([], trained_on(validation, config))) == judged, losses
+    # Of texts alone there is nothing but the teacher; pairs with data.loss=none have a loss that is measured alone.
+    fallen = [{"teacher/cosine": 0.9 - i / 10, "teacher/cosine_p5": 0.8 - i / 10} for i in range(5)]
+    alone = [MetricsRow(100 * i, VALIDATION, each) for i, each in enumerate(fallen)]
+    assert _judged([], trained_on(alone, {"distillation.listwise": 1.0})).startswith("too early to tell")
+    pairs = [MetricsRow(row.step, VALIDATION, {"loss/pairs": 1.0, **row.figures}) for row in validation]
+    for data, judge_of in (
+        ({"data.loss": "none"}, "teacher/cosine"),
+        ({"data.loss": "auto"}, "loss/pairs"),
+        ({"data.loss": "none", "data.sources": [{"name": "a"}, {"name": "b", "loss": "auto"}]}, "loss/pairs"),
+        ({"data.loss": "auto", "data.sources": [{"name": "a", "loss": "none"}]}, "teacher/cosine"),
+    ):
+        assert judge_of in _judged([], trained_on(pairs, {"distillation.cosine": 1.0, **data})), data
 
 
 def test_a_loss_that_is_no_number_is_a_divergence() -> None:
