@@ -78,5 +78,5 @@ def export(trained: LoadedPairModel, out: Path, *, overwrite: bool, **others: An
 
 TOKENS = Representation(
     "a vector for each of the first tokens, compared by late interaction", "tests.toy_representation:TokenVectors",
-    "tests.toy_representation:max_sim", "tests.toy_representation:export", "token-vectors", Options,
+    "tests.toy_representation:max_sim", "tests.toy_representation:export", "token-vectors", options=Options,
 )  # fmt: skip
