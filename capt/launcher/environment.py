@@ -18,7 +18,7 @@ from pathlib import Path
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import read_text
-from capt.pretrain.base.process import without_launchers
+from capt.pretrain.base.process import SPIN_COUNT, SPINS, WAIT_POLICY, without_launchers
 from capt.pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ OWN_NAMES = "CAPT_TRAVELS"
 _PREFIXES = ("CAPT_", "GLOO_", "HF_DATASETS_", "HF_HUB_", "HF_XET_", "NCCL_", "TORCH_", "UCX_")
 THREADS = "OMP_NUM_THREADS"
 """The variable by which a user says the threads of a process; Ray and torchrun set it to 1 where nobody has."""
-_FLAGS = frozenset({THREADS, "TOKENIZERS_PARALLELISM"})
+_FLAGS = frozenset({SPIN_COUNT, THREADS, "TOKENIZERS_PARALLELISM", WAIT_POLICY})
 _PLACES = frozenset({"CUDA_HOME", "HF_ENDPOINT", "HF_HOME", "LD_LIBRARY_PATH", "PYTHONPATH"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"CACHE|CONF|DIR|FILE|HOME|LIB|MODULE|PATH|PIPE|PLUGIN|PRELOAD|ROOT")
@@ -62,6 +62,8 @@ def forwarded_env(environment: Mapping[str, str]) -> dict[str, str]:
     own = _own_names(environment)
     result: dict[str, str] = {}
     for name in sorted(filter(_NAME.fullmatch, environment)):  # of another name a comma would list a second one
+        if (name, environment[name]) == (SPIN_COUNT, SPINS):
+            continue  # this process's own: a rank sets it, unless its host says otherwise
         listed = name in own or name in _FLAGS or name in _PLACES or name.startswith(_PREFIXES)
         if not is_secret(name, environment[name]):
             result |= {name: environment[name]} if listed else {}

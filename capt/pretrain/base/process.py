@@ -35,6 +35,12 @@ def open_closed_streams() -> None:
                 setattr(sys, name, open(null, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
+SPIN_COUNT, WAIT_POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+"""Variables by which a user says how waiting threads of OpenMP wait."""
+SPINS = "30000"
+"""The count that `spin_briefly` sets."""
+
+
 def spin_briefly() -> None:
     """Have OpenMP's waiting threads spin for about 0.1 ms before they sleep, unless a variable of the user's says more.
 
@@ -42,8 +48,11 @@ def spin_briefly() -> None:
     milliseconds, and where other programs have the cores, that is time in which the thread that they wait for does not
     run; where they never spin, each wake-up of an idle machine costs more than the wait.
     """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "30000"
+    if WAIT_POLICY not in os.environ:
+        os.environ.setdefault(SPIN_COUNT, SPINS)
+    elif os.environ.get(SPIN_COUNT) == SPINS:
+        # The launcher set it for itself, and .deepspeed_env the policy for its ranks: libgomp would follow the count.
+        del os.environ[SPIN_COUNT]
 
 
 def takes_colours(stream: TextIO | TextIOBase) -> bool:

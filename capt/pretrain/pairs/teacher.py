@@ -135,7 +135,8 @@ def _require_vectors(splits: Sequence[SourceRows], files: Sequence[Path], teache
             continue
         name = digest_of(sorted(each.hex() for each in missing))
         path = cache / "without_vectors" / f"{name}.jsonl"
-        if distributed.rank() == 0:
+        # On the host that lacks them, which need not be that of rank 0.
+        if distributed.local_rank() == 0:
             _write_texts(path, missing, pairs_of(splits[0].source, files))
         raise DataError(
             f"source {splits[0].source.name}: {len(missing):,} of {counted(len(total), 'text')} have no vector in "

@@ -132,13 +132,23 @@ def open_teacher(section: PairDistillation, verifier: Verifier) -> TeacherVector
 
     Raises:
         ConfigError: a place has several kinds of vectors, or both have vectors of other widths.
-        DataError: there are none, or a file is damaged.
+        DataError: there are none, a file is damaged, or hosts have others.
     """
     assert section.vectors is not None
     documents = _open(section.vectors, "distillation.vectors", section, verifier)
     queries = documents
     if section.query_vectors is not None:
         queries = _open(section.query_vectors, "distillation.query_vectors", section, verifier)
+    places = {"document": section.vectors, "query": section.query_vectors or section.vectors}
+    files = {role: place for role, place in places.items() if isinstance(place, Path) and place.is_file()}
+    teacher = TeacherVectors(documents, queries, files)
+    known = verifier.ranks.gather(teacher.digest)
+    with verifier.ranks.synchronize_errors():
+        if len(set(known)) > 1:
+            raise DataError(
+                "distillation.vectors: hosts have vectors of other models, prompts, lengths or types than each other: "
+                "copy one store to all hosts"
+            )
     if queries.identity.dimension != documents.identity.dimension:
         raise ConfigError(
             f"distillation.query_vectors has {queries.identity.dimension} dimensions, and distillation.vectors "
@@ -149,9 +159,7 @@ def open_teacher(section: PairDistillation, verifier: Verifier) -> TeacherVector
         raise ConfigError(
             "distillation.query_vectors is of another model than distillation.vectors: name one teacher's"
         )
-    places = {"document": section.vectors, "query": section.query_vectors or section.vectors}
-    files = {role: place for role, place in places.items() if isinstance(place, Path) and place.is_file()}
-    return TeacherVectors(documents, queries, files)
+    return teacher
 
 
 def _open(place: Path | str, key: str, section: PairDistillation, verifier: Verifier) -> Vectors:

@@ -99,6 +99,10 @@ def test_threads_spin_briefly_unless_the_user_says_how_they_wait(monkeypatch: py
         process.spin_briefly()
         found = {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ}
         assert found == (given or {"GOMP_SPINCOUNT": "30000"})
+        # A rank inherits what its launcher has set for itself; .deepspeed_env adds the policy.
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+        process.spin_briefly()
+        assert os.environ.get("GOMP_SPINCOUNT") == given.get("GOMP_SPINCOUNT")
 
 
 def test_a_rank_says_how_threads_wait_before_torch_is_loaded() -> None:

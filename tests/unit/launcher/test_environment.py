@@ -33,6 +33,14 @@ def test_tokenizers_parallelism_is_no_secret() -> None:
     assert forwarded_to_hosts({"TOKENIZERS_PARALLELISM": "true"}, ()) == {"TOKENIZERS_PARALLELISM": "true"}
 
 
+def test_how_threads_wait_travels_and_the_count_of_capt_itself_does_not(tmp_path: Path) -> None:
+    """A rank sets that count itself, where neither its host nor a file says another."""
+    (tmp_path / ".deepspeed_env").write_text("OMP_WAIT_POLICY=passive\n")
+    assert forwarded_to_hosts({"GOMP_SPINCOUNT": "30000"}, (tmp_path,)) == {"OMP_WAIT_POLICY": "passive"}
+    given = {"GOMP_SPINCOUNT": "7", "OMP_WAIT_POLICY": "active"}
+    assert forwarded_to_hosts(given, ()) == given
+
+
 @pytest.mark.parametrize(
     "value", ["$(touch X)", "`touch X`", "a;b", "a|b", "a&b", 'a"b', "a'b", "a\\b", "a\nb", "a>b", "*"]
 )
