@@ -115,7 +115,8 @@ def embed(
     windows = batched(texts, WINDOW)
     first: list[Item] = []
     held: list[_Batch] = []
-    if options.dtype == "int8" and store.ranges is None:
+    # Another process may have calibrated the store after one rank has opened it and before another one has.
+    if options.dtype == "int8" and any(gather_objects(store.ranges is None)):
         with synchronize_errors(patient=True):
             store.require_ranges()
             first = next(windows, [])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sentence_transformers.util.quantization as theirs
 
+from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.retrieval import evaluate as evaluation
@@ -22,7 +23,7 @@ from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.precisions import HammingTopK, QuantizedScoring
 from capt.pretrain.retrieval.quantize import Ranges, bits_of, signs_of
 from capt.pretrain.retrieval.search import TopK, unit_rows
-from capt.pretrain.retrieval.store import RANGES, VectorStore
+from capt.pretrain.retrieval.store import RANGES, VectorIdentity, Vectors, VectorStore
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder, write_beir
 
@@ -196,6 +197,28 @@ def test_of_two_that_begin_a_store_one_calibrates_it(tmp_path: Path, monkeypatch
     for each in (first, second):
         assert each.ranges is not None
         assert each.ranges.record() == other.record()
+
+
+class _Raced(EncodeOptions):
+    """Rank 1 opens the store after another process has calibrated it, and rank 0 before."""
+
+    def vectors_of(self, identity: VectorIdentity) -> Vectors:
+        found = super().vectors_of(identity)
+        distributed.barrier()
+        if distributed.rank():
+            found.calibrate(Ranges.of([np.eye(DIM, dtype=np.float32), -np.eye(DIM, dtype=np.float32)], DIM))
+        return found
+
+
+def _raced(folder: Path) -> int:
+    store = embed(ToyEncoder(), [f"word {i}" for i in range(40)], "document", _Raced(folder, "int8"))
+    assert store.ranges is not None
+    assert len(store) == 40
+    return store.ranges.count
+
+
+def test_ranks_that_open_a_store_before_and_after_its_ranges_take_the_same(tmp_path: Path) -> None:
+    assert run_ranks(_raced, 2, tmp_path) == [2 * DIM] * 2
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
