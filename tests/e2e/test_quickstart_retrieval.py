@@ -66,7 +66,7 @@ def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for program, *arguments in _commands(folder, beir):
         if program == "/python":
-            exec(arguments[1].replace("print", ""), {})
+            exec(arguments[1], {"print": lambda *words, **options: None})
         if program != "/capt":
             continue
         added = shlex.split(_TINY) if arguments[1] in ("mlm_tiny", "capt_text") else []
