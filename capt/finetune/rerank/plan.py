@@ -47,7 +47,6 @@ class RehearsedReranker(RehearsedTask):
         return RerankTraining.step(self, engines, step, progress)  # type: ignore[arg-type]
 
     _in_one_pass = RerankTraining._in_one_pass
-    _by_length = RerankTraining._by_length
     flops_per_step = RerankTraining.flops_per_step
 
 

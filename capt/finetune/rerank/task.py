@@ -27,6 +27,7 @@ from capt.pretrain.contrast.cached import RepresentationCache
 from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
+from capt.pretrain.pairs.texts import encoded_by_length
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -83,13 +84,9 @@ class RerankTraining(TextFineTuning):
         progress.tokens += batch.tokens
         return {"loss": total, "grad_norm": engine.gradient_norm()}
 
-    def _by_length(self, engine: Engine) -> bool:
-        # Padding is what a processor's step is made of; a GPU prefers few large kernels, and ZeRO 3 gathers the
-        # parameters for every pass, whose number must then be the same on all ranks.
-        return engine.device.type == "cpu" and self.job.engine.zero_stage < 3
-
     def _in_one_pass(self, engine: Engine, batch: RerankStep) -> Tensor:
-        total, by_length = torch.zeros((), device=engine.device), self._by_length(engine)
+        total = torch.zeros((), device=engine.device)
+        by_length = encoded_by_length(engine.device, self.job.engine.zero_stage)
         # The engine averages over ranks and micro-batches.
         scale = distributed.world_size() * len(batch.parts) / batch.queries
         for part in batch.parts:
@@ -108,7 +105,7 @@ class RerankTraining(TextFineTuning):
         The second pass draws the dropout of the first (`capt.pretrain.contrast.cached`).
         """
         assert batch.order is not None
-        cache, by_length = RepresentationCache(), self._by_length(engine)
+        cache, by_length = RepresentationCache(), encoded_by_length(engine.device, self.job.engine.zero_stage)
         for part in batch.parts:
             cache.record(lambda part=part: (_scores(engine, part, by_length=by_length),))  # type: ignore[misc]
         (mine,) = cache.views()

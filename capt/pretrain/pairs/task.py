@@ -53,7 +53,7 @@ from capt.pretrain.pairs.reader import RowsReader, log_epochs
 from capt.pretrain.pairs.representations import module_of, similarity_of
 from capt.pretrain.pairs.sources import SourceRows
 from capt.pretrain.pairs.teacher import vectors_of_texts, with_teacher
-from capt.pretrain.pairs.texts import MaskedTexts, padded
+from capt.pretrain.pairs.texts import MaskedTexts, encoded_by_length, padded
 from capt.pretrain.pairs.validation import Pools, in_any, log_reached, pools_of, validate
 from capt.pretrain.pairs.views import PairViews, batch_views
 
@@ -291,9 +291,7 @@ class PairTask(ContrastTask[PairBatch]):
         self, engine: Engine, batch: PairBatch, step: int, masked: MaskedTexts | None
     ) -> tuple[Tensor, Tensor | None, PairOutput]:
         """The rows of the queries and of the documents, those for a teacher, and what else the module computes."""
-        # More passes of fewer tokens pay on a CPU. Under ZeRO 3 all ranks gather the weights in each pass, so that
-        # all must have the same number of them.
-        by_length = engine.device.type == "cpu" and self.job.engine.zero_stage < 3
+        by_length = encoded_by_length(engine.device, self.job.engine.zero_stage)
         texts = batch.texts(self._backbone.encoder.pad_id, engine.device, by_length=by_length)
         output: PairOutput = engine(texts.groups, step=step, masked=masked, for_loss=True)
         pointwise = output.taught is not None and (self.job.distillation.cosine or self.job.distillation.mse)

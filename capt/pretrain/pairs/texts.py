@@ -60,6 +60,15 @@ GROUP_TOKENS = 64
 """Tokens of padding that a further group must save."""
 
 
+def encoded_by_length(device: torch.device, zero_stage: int) -> bool:
+    """Return whether groups of similar length are encoded one after another, for which `groups_by_length` divides.
+
+    More passes of fewer tokens pay on a CPU. Under ZeRO 3 all ranks gather the weights in each pass, so that all must
+    have the same number of them.
+    """
+    return device.type == "cpu" and zero_stage < 3
+
+
 def groups_by_length(lengths: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
     """Divide texts into groups of similar length, so that padded tokens and `GROUP_TOKENS` a group are fewest."""
     # Texts of equal length never part, so the program runs over the different lengths alone.
