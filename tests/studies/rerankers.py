@@ -2,7 +2,8 @@
 
 ``CAPT_DATA=... python -m tests.studies.rerankers --encoder FOLDER --out runs/rerankers`` mines negatives for questions
 of QNLI, trains rerankers from MiniLM and from two layers of it, orders BM25's first 100 of Cranfield and of held-out
-QNLI by each, and trains the two layers as an encoder with and without the scores of MiniLM's reranker. Every measured
+QNLI by each, and trains the two layers as an encoder with and without the scores of MiniLM's reranker. ``--long`` is
+the second part: rerankers from MiniLM that train longer, on longer texts and more questions. Every measured
 trial is a file in ``trials/``; after each the command writes ``trials.csv`` and ``tables.md``. What is there is never
 run again, so the same command goes on after an interruption.
 """
@@ -24,10 +25,10 @@ from tests.studies.pairs_data import write_files
 from tests.studies.seeds import seeds_compared, spread
 from tests.studies.support import capt, finish, same_settings, table, write_trials
 
-LENGTH, QUESTIONS = 64, 20
-"""Tokens of a pair or a text, and questions of each set that rerankers are measured on."""
-ROWS, NEGATIVES, RANKS = 480, 3, 30
-"""Questions that are trained on, and negatives of each, drawn once from so many of the nearest sentences."""
+LENGTH = 64
+"""Tokens of a text of an encoder."""
+NEGATIVES, RANKS = 3, 30
+"""Negatives of a question, drawn once from so many of the nearest sentences."""
 SEARCHED = ("cranfield", "qnli")
 SETS = {"cranfield": "Cranfield, nDCG@10", "qnli": "QNLI held out, MRR@10"}
 LOSSES = ("infonce", "bce", "margin_mse")
@@ -45,6 +46,14 @@ PARTS: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] = (
     (("minilm bce", "minilm margin_mse"), FIRST),
 )
 """Arms and their seeds, in the order of their runs: each part ends before the next begins."""
+LARGE = tuple(f"minilm {loss}" for loss in LOSSES)
+LONG_PARTS: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] = (
+    (LARGE, (1,)),
+    (STUDENTS, (1,)),
+    (LARGE, (2, 3)),
+    (STUDENTS, (2, 3)),
+    ((*LARGE, *STUDENTS), REST),
+)
 COMPARED = (
     *((f"{encoder} {loss}", "bm25") for encoder in ("minilm", "small") for loss in LOSSES),
     *((f"{encoder} {loss}", f"{encoder} infonce") for encoder in ("small", "minilm") for loss in LOSSES[1:]),
@@ -62,7 +71,23 @@ class Reranking:
     lr: str
 
 
-ENCODERS = {"small": Reranking(60, 8, "2e-4"), "minilm": Reranking(40, 8, "2e-4")}
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The size of a part: of the training from each encoder, of its texts, and of what it is measured on.
+
+    ``length`` is tokens of a pair, ``rows`` questions that are trained on (all where there are fewer), and
+    ``questions`` those of each set that rerankers are measured on.
+    """
+
+    encoders: Mapping[str, Reranking]
+    length: int
+    rows: int
+    questions: int
+    precision: str
+
+
+SHORT = Size({"small": Reranking(60, 8, "2e-4"), "minilm": Reranking(40, 8, "2e-4")}, 64, 480, 20, "fp32")
+LONG = Size({"minilm": Reranking(200, 8, "1e-4")}, 128, 10**6, 40, "bf16")
 
 
 class Trial(NamedTuple):
@@ -81,6 +106,7 @@ class Study:
     out: Path
     data: Path
     encoder: Path
+    size: Size = SHORT
 
     def run(self, name: str, seed: int) -> Path:
         """The folder of a run."""
@@ -122,7 +148,7 @@ def prepare(study: Study) -> None:
     if not (files / "done").exists():
         write_files(study.data, files)
         for path, folder in zip(study.whole, study.first, strict=True):
-            write_first(path, folder, QUESTIONS)
+            write_first(path, folder, study.size.questions)
         (files / "done").touch()
     if not study.start("small").exists():
         capt("shrink", study.encoder, study.start("small"), "--layers", "0,5")
@@ -133,7 +159,7 @@ def prepare(study: Study) -> None:
             "--last", str(RANKS), "--choice", "random", "--store", study.out / "vectors", "--out", mined,
         )  # fmt: skip
         rows = (mined / "pairs.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        study.mined.write_text("".join(rows[:ROWS]), encoding="utf-8")
+        study.mined.write_text("".join(rows[: study.size.rows]), encoding="utf-8")
 
 
 def write_first(path: Path, folder: Path, questions: int) -> None:
@@ -165,7 +191,7 @@ def score(study: Study) -> Path:
 def _shared(study: Study, seed: int) -> list[str]:
     return [
         "run.threads=1", "run.tensorboard=false", f"run.seed={seed}", f"data.cache={study.out / 'cache'}",
-        f"data.sequence_length={LENGTH}", f"data.negatives={NEGATIVES}", "data.validation_fraction=0",
+        f"data.negatives={NEGATIVES}", "data.validation_fraction=0",
         "model.dropout=0", "model.attention_dropout=0", "validate.every=0", "checkpoint.every=0",
     ]  # fmt: skip
 
@@ -173,12 +199,13 @@ def _shared(study: Study, seed: int) -> list[str]:
 def train_reranker(study: Study, arm: str, seed: int) -> Path:
     """Train a reranker; its run."""
     encoder, loss = arm.split()
-    size, folder = ENCODERS[encoder], study.run(arm, seed)
+    size, folder = study.size.encoders[encoder], study.run(arm, seed)
     finish(
         folder, "finetune", "rerank", *_shared(study, seed), f"model.init={study.start(encoder)}",
         f"data.train={score(study) if loss == 'margin_mse' else study.mined}", f"loss.type={loss}",
         f"batch.global={size.queries}", "schedule.epochs=null", f"schedule.max_steps={size.steps}",
         f"optimizer.lr={size.lr}", "validate.per_epoch=null", "checkpoint.per_epoch=null", "checkpoint.best=null",
+        f"data.sequence_length={study.size.length}", f"engine.precision={study.size.precision}",
         "batch.micro_tokens=2048",  # less padding, the same gradients
     )  # fmt: skip
     return folder
@@ -223,9 +250,9 @@ def steps_of_equal_compute(study: Study) -> int:
             run = study.run(name, seed)
             job = read_job(find_best(run))
             flops[name] = task_class(job.task.type)(job, run).flops_per_step()
-        size = ENCODERS["minilm"]
+        size = study.size.encoders["minilm"]
         # A forward pass is a third of a step. The document that mining finds beside those of a row is not needed.
-        scoring = ROWS / size.queries / 3
+        scoring = len(study.mined.read_text(encoding="utf-8").splitlines()) / size.queries / 3
         more = (size.steps + scoring) * flops[TEACHER[0]] / flops["labels"]
         note.write_text(json.dumps({"flops_per_step": flops, "steps": round(STUDENT_STEPS + more)}, indent=1) + "\n")
     return int(json.loads(note.read_text())["steps"])
@@ -248,6 +275,7 @@ def run_student(study: Study, arm: str, seed: int) -> None:
     finish(
         folder, "pretrain", "capt_pairs", *_shared(study, seed), f"model.init={study.start('small')}",
         f"data.files={score(study)}", "data.form=flagembedding", "model.pooling=mean", f"data.query_length={LENGTH}",
+        f"data.sequence_length={LENGTH}",
         f"batch.global={STUDENT_BATCH}", f"batch.micro={STUDENT_BATCH}", "schedule.epochs=null",
         f"schedule.max_steps={steps}", f"schedule.warmup_steps={steps // 10}", "optimizer.lr=5e-5",
         # The scores of the file are read where distillation asks for them alone.
@@ -271,10 +299,10 @@ def write_results(study: Study) -> None:
     """Write ``trials.csv`` and ``tables.md`` of the trials that there are."""
     trials = [Trial(**json.loads(path.read_text())) for path in sorted((study.out / "trials").glob("*.json"))]
     write_trials(trials, study.out / "trials.csv")
-    (study.out / "tables.md").write_text(tables(trials), encoding="utf-8")
+    (study.out / "tables.md").write_text(tables(trials, study.size.questions), encoding="utf-8")
 
 
-def tables(trials: Sequence[Trial]) -> str:
+def tables(trials: Sequence[Trial], questions: int) -> str:
     """Figures of each arm, those of encoders that search all questions apart, and paired differences over the seeds."""
     values = {
         (arm, name): {trial.seed: getattr(trial, name) for trial in trials if trial.arm == arm}
@@ -297,7 +325,7 @@ def tables(trials: Sequence[Trial]) -> str:
         if first in arms and second in arms
     ]
     parts = (
-        figures(f"the first {QUESTIONS} questions", [arm for arm in arms if arm not in encoders]),
+        figures(f"the first {questions} questions", [arm for arm in arms if arm not in encoders]),
         figures("all questions", encoders),
         table(["difference", *SETS.values()], differences),
     )
@@ -316,18 +344,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--encoder", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
+    parser.add_argument("--long", action="store_true", help="the second part: 200 steps of MiniLM's three rerankers")
     options = parser.parse_args(words)
-    data = real_data(parser, "glue", "retrieval", "vl")
-    study = Study(options.out.resolve(), data, options.encoder.resolve())
-    sizes = {name: dataclasses.asdict(size) for name, size in ENCODERS.items()}
+    data, size = real_data(parser, "glue", "retrieval", "vl"), LONG if options.long else SHORT
+    study = Study(options.out.resolve(), data, options.encoder.resolve(), size)
     same_settings(study.out, {
-        "sizes": sizes, "student": [STUDENT_STEPS, STUDENT_BATCH], "rows": [ROWS, NEGATIVES, RANKS],
-        "questions": QUESTIONS, "encoder": str(study.encoder),
+        "size": dataclasses.asdict(size), "student": [STUDENT_STEPS, STUDENT_BATCH], "negatives": [NEGATIVES, RANKS],
+        "encoder": str(study.encoder),
     })  # fmt: skip
     prepare(study)
     keep(study, "minilm alone", 0, lambda: measure_encoder(study.first, study.encoder))
     keep(study, "start", 0, lambda: measure_encoder(study.whole, study.start("small")))
-    for arms, seeds in PARTS:
+    for arms, seeds in LONG_PARTS if options.long else PARTS:
         for seed in seeds:
             for arm in arms:
                 (run_student if arm in STUDENTS else run_reranker)(study, arm, seed)
