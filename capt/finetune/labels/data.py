@@ -1,66 +1,25 @@
-"""Read labelled texts of one's own: their columns, what the labels are, and the rows that are held out."""
+"""Read labelled texts of one's own: the rows to train on and those that are held out, with labels as numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import math
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from decimal import Decimal
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from capt.finetune.columns import Columns, cell_in, find_columns, open_labelled, text_in
 from capt.finetune.glue.files import Examples
 from capt.finetune.labels.config import LabelsData
-from capt.finetune.text_task import Kind
-from capt.pretrain.base.errors import ConfigError, DataError, counted, shown
-from capt.pretrain.base.files import number_in
-from capt.pretrain.base.overlap import report_overlap, same_text, shared
-from capt.pretrain.data.tables import FileTable
+from capt.finetune.labels.kinds import parsed_label, resolved
+from capt.finetune.labels.rows import Labelled, read_rows
+from capt.pretrain.base.errors import DataError, counted, shown
+from capt.pretrain.base.overlap import report_overlap, shared
 
 logger = logging.getLogger(__name__)
-
-_LARGEST = 1e18
-"""The largest score: fp32 holds its square."""
-_LIST = re.compile(r"\[\s*(['\"].*)?\]", re.DOTALL)
-"""A list as Python writes it."""
-_VECTOR = "Of a vector of 0 and 1 make a column for each label: data.label=[NAME,NAME]"
-_COMMA = re.compile(r"[+-]?\d+(,\d+)+")
-_NO_LABEL = ("nan", "<na>", "#n/a", "#ref!", "#div/0!", "#value!", "#name?", "#num!", "#null!")
-"""Words that programs write for a missing cell or one without a value. None, NA and null may be classes."""
-_UNLABELLED = ("-1", "-")
-"""Marks of a row on which people did not agree, in sets of the hub and SNLI's files. Both may be names of classes."""
-_MANY_CLASSES = 20
-"""More different whole numbers than that may be classes or scores: the user has to say which."""
-
-Label = str | float | tuple[str, ...]
-"""A class, a score, or the labels of a row."""
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Rows as they are in a file: the label is a cell, or the tuple of the cells of several columns."""
-
-    path: Path
-    columns: Columns
-    places: list[str]
-    first: list[str]
-    second: list[str] | None
-    cells: list[Any]
-    classes: tuple[str, ...] = ()
-    """The names of the classes, where the schema of the file has them; cells are names then."""
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 @dataclass(frozen=True)
@@ -85,19 +44,19 @@ def read_splits(data: LabelsData) -> Splits:
     # The training rows alone decide what the labels are; the held-out file is read by that.
     data = resolved(data, rows)
     held_out = None if data.validation is None else read_rows(data.validation, data)
-    labels = [_parsed(rows, i, data) for i in range(len(rows))]
+    labels = [parsed_label(rows, i, data) for i in range(len(rows))]
     if data.kind != "regression":
         _report_contradictions(rows, labels)
     if held_out is None:
         chosen = held_out_rows(rows, labels, data.validation_share, data.split_seed)
         taken = set(chosen)
-        train, validation = _chosen(rows, [i for i in range(len(rows)) if i not in taken]), _chosen(rows, chosen)
+        train, validation = rows.chosen([i for i in range(len(rows)) if i not in taken]), rows.chosen(chosen)
     else:
         train, validation = rows, held_out
-        report_overlap({"text": shared(_texts(train), _texts(validation))})
+        report_overlap({"text": shared(train.texts(), validation.texts())})
     if data.kind == "regression":
         # Scale and offset are those of the rows that are trained on.
-        scores = np.array([_parsed(train, i, data) for i in range(len(train))], dtype=np.float64)
+        scores = np.array([parsed_label(train, i, data) for i in range(len(train))], dtype=np.float64)
         if scores.max() == scores.min() and data.scale is None:  # rounding gives equal ones a deviation above 0
             raise DataError(f"{rows.path}: every score is {scores[0]:g}; there is nothing to learn")
         scale = float(scores.std()) if data.scale is None else data.scale
@@ -107,145 +66,6 @@ def read_splits(data: LabelsData) -> Splits:
     splits = Splits(data, examples(train, data), examples(validation, data), _digest(rows, held_out))
     _report(splits)
     return splits
-
-
-def read_rows(path: Path, data: LabelsData) -> Labelled:
-    """Read the texts and labels of a file. Raises ``DataError`` for a row without a text, or without the columns."""
-    table = open_labelled(path, data.quotes)
-    columns = find_columns(table, data.text, data.second, data.label_columns)
-    classes = _file_classes(table, columns, data)
-    rows = Labelled(path, columns, [], [], None if columns.second is None else [], [], classes)
-    for place, _, cells in table.rows:
-        rows.places.append(place)
-        rows.first.append(text_in(cells, columns.text, place))
-        if rows.second is not None and columns.second is not None:
-            rows.second.append(text_in(cells, columns.second, place))
-        found = tuple(cell_in(cells, name, place) for name in columns.labels)
-        if classes:
-            found = (_named(found[0], classes, place, columns.labels[0]),)
-        rows.cells.append(found if isinstance(data.label, list) else found[0])
-    return rows
-
-
-def _file_classes(table: FileTable, columns: Columns, data: LabelsData) -> tuple[str, ...]:
-    """The names of the classes that a file has of its own; none where the job reads its numbers."""
-    # Several columns are flags, and scores are numbers.
-    if isinstance(data.label, list) or data.kind == "regression":
-        return ()
-    names = tuple(table.classes.get(columns.labels[0], ()))
-    listed = set(data.labels or ())
-    is_by_number = not listed.issuperset(names) and listed.issuperset(map(str, range(len(names))))
-    return () if is_by_number else names
-
-
-def _named(cell: Any, classes: Sequence[str], place: str, column: str) -> Any:
-    """A cell with the names of its classes; None for -1, which ``datasets`` has where there is no label."""
-    if isinstance(cell, list):
-        return [_named(each, classes, place, column) for each in cell]
-    if cell is None or isinstance(cell, str) or cell == -1:
-        return None if cell == -1 else cell
-    if not isinstance(cell, int) or not 0 <= cell < len(classes):
-        raise DataError(
-            f"{place}: {column!r} is {shown(cell)}, and its schema names {len(classes)} classes, numbered "
-            "from 0; correct or remove the row"
-        )
-    return classes[cell]
-
-
-def resolved(data: LabelsData, rows: Labelled) -> LabelsData:
-    """``data`` with its columns, the kind of the labels and the classes, as the training rows have them.
-
-    Raises:
-        DataError: the labels are all the same, or all different.
-        ConfigError: it cannot be told whether they are classes or scores.
-    """
-    columns = rows.columns
-    several = isinstance(data.label, list)
-    found: dict[str, Any] = {"text": columns.text, "second": columns.second}
-    found["label"] = list(columns.labels) if several else columns.labels[0]
-    found["kind"] = kind = data.kind or _kind(rows, data)
-    if kind != "regression":
-        known = data.labels or (list(columns.labels) if several else None)
-        data = data.model_copy(update=found)
-        found["labels"] = known or _classes(rows, [_parsed(rows, i, data) for i in range(len(rows))], kind)
-    return data.model_copy(update=found)
-
-
-def _kind(rows: Labelled, data: LabelsData) -> Kind:
-    cells = [cell for cell in rows.cells if not _is_missing(cell)]
-    if rows.classes:
-        return "multi_label" if any(isinstance(cell, list) for cell in cells) else "classification"
-    if isinstance(data.label, list) or (cells and all(_list_of(cell) is not None for cell in cells)):
-        return "multi_label"
-    if data.labels is not None:
-        return "classification"
-    numbers = [number for cell in cells if (number := _number(cell)) is not None]
-    if cells and all(isinstance(cell, str) and _COMMA.fullmatch(cell.strip()) for cell in cells):
-        raise DataError(
-            f"{rows.path}: the labels are numbers with a comma, as {shown(cells[0])}; write 3.5 for 3,5 and 1000 for "
-            "1,000, or say what they are: data.kind=multi_label or classification"
-        )
-    # Numbers are no more than half of the labels: classes.
-    if 2 * len(numbers) <= len(cells):
-        return "classification"
-    if len(numbers) < len(cells):
-        odd = next(i for i, cell in enumerate(rows.cells) if not _is_missing(cell) and _number(cell) is None)
-        raise DataError(
-            f"{rows.places[odd]}: label {shown(rows.cells[odd])} is not a number, as most labels are; correct or "
-            "remove the row, or set data.kind=classification"
-        )
-    # A fraction makes scores; a few whole numbers are classes; many could be either.
-    if any(not number.is_integer() for number in numbers):
-        return "regression"
-    if len(set(numbers)) > _MANY_CLASSES:
-        raise ConfigError(
-            f"data.kind: {rows.path} has {len(set(numbers))} different whole numbers as labels; say whether they are "
-            "scores (data.kind=regression) or classes (data.kind=classification)"
-        )
-    return "classification"
-
-
-def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
-    counts = Counter(name for label in labels for name in ([label] if kind == "classification" else label))
-    if kind == "classification" and len(counts) == 1:
-        raise DataError(f"{rows.path}: every label is {shown(labels[0])}; there is nothing to learn from one class")
-    if kind == "classification" and len(counts) == len(rows):
-        raise DataError(
-            f"{rows.path}: each of its {len(rows)} rows has a label of its own ({shown(labels[0])}, ...); "
-            f"is {rows.columns.labels[0]!r} the column of the labels? data.label=NAME names it, data.kind=regression "
-            "trains on numbers"
-        )
-    if not counts:
-        raise DataError(f"{rows.path}: no row has a label; there is nothing to learn")
-    if kind == "multi_label" and len(rows) > 1 and len(set(labels)) == 1:
-        raise DataError(
-            f"{rows.path}: every row has the labels {shown(', '.join(labels[0]))}; there is nothing to learn. {_VECTOR}"
-        )
-    if rows.classes:
-        return list(rows.classes)
-    for name in _UNLABELLED:
-        if kind == "classification" and 0 < 10 * counts[name] * len(counts) < len(rows):
-            logger.warning(
-                "%s: %s is read as a class, and is rare (%s, the first is %s); sets such as SNLI mark rows without a "
-                "label so: remove these if they are",
-                rows.path, shown(name), counted(counts[name], "row"), rows.places[labels.index(name)],
-            )  # fmt: skip
-    # Two spellings of one class (true and 1, 1 and 1.0, other letter case) would be trained as two.
-    spellings: dict[str, str] = {}
-    for name in counts:
-        number = _number({"true": 1, "false": 0}.get(name.lower(), name))
-        seen = "".join(c for c in name if unicodedata.category(c) != "Cf")  # zero-width characters, soft hyphens
-        same = same_text(seen) if number is None else str(number)
-        if (other := spellings.setdefault(same, name)) != name:
-            at = next(i for i, label in enumerate(labels) if label == name or (kind == "multi_label" and name in label))
-            raise DataError(
-                f"{rows.places[at]}: label {shown(name)} reads as {shown(other)} above, one class written in two ways; "
-                "write it in one, or list all classes in data.labels"
-            )
-    # Numbers in the order of their values: 2 before 10.
-    if all(_number(name) is not None for name in counts):
-        return sorted(counts, key=lambda name: (_number(name) or 0.0, name))
-    return sorted(counts)
 
 
 def held_out_rows(rows: Labelled, labels: Sequence[Any], share: float, seed: int) -> list[int]:
@@ -319,7 +139,7 @@ def examples(rows: Labelled, data: LabelsData) -> Examples:
     Raises:
         DataError: a label is missing or not one of ``data``.
     """
-    parsed: list[Any] = [_parsed(rows, i, data) for i in range(len(rows))]
+    parsed: list[Any] = [parsed_label(rows, i, data) for i in range(len(rows))]
     labels: np.ndarray
     if data.kind == "regression":
         labels = np.array(parsed, dtype=np.float32)
@@ -342,127 +162,6 @@ def examples(rows: Labelled, data: LabelsData) -> Examples:
     return Examples(rows.first, rows.second, labels, list(range(len(rows))), str(rows.path))
 
 
-def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
-    """The label of row ``i`` by ``data.kind``."""
-    cell, place, column = rows.cells[i], rows.places[i], rows.columns.labels[0]
-    # Several columns, each with a label of its own, whose cells are 0 or 1.
-    if isinstance(cell, tuple):
-        return tuple(name for name, each in zip(rows.columns.labels, cell, strict=True) if _flag(each, name, place))
-    # An empty list is a row without labels, and a missing cell a row that nobody has labelled.
-    if data.kind == "multi_label":
-        names = _list_of(cell)
-        if _is_vector(cell):
-            raise DataError(f"{place}: {column!r} is {shown(cell)}, numbers and no names of labels. {_VECTOR}")
-        if names is None and isinstance(cell, str) and _LIST.fullmatch(cell.strip()):
-            raise DataError(f'{place}: {column!r} is {shown(cell)}, no JSON list; write it as ["a", "b"]')
-        if names is None and isinstance(cell, str):
-            names = [name.strip() for name in cell.split(data.label_separator) if name.strip()]
-        if names is None:
-            if not _is_missing(cell):
-                raise DataError(f"{place}: {column!r} is {shown(cell)}; it must be a list of labels")
-            raise DataError(f"{place}: {column!r} is missing; a row without labels has an empty list")
-        for name in names:
-            _require_label(name, place, column, data, is_known=bool(rows.classes))
-        return tuple(sorted(dict.fromkeys(names)))
-    if _is_missing(cell):
-        raise DataError(f"{place}: no label ({column!r} is empty); add it or remove the row")
-    if data.kind == "regression":
-        number = _number(cell)
-        if number is None:
-            raise DataError(
-                f"{place}: {column!r} is {shown(cell)}; a score must be a finite number; correct it, or remove the row"
-            )
-        if abs(number) > _LARGEST:
-            raise DataError(
-                f"{place}: {column!r} is {shown(cell)}; a score is between -1e18 and 1e18; divide all scores"
-            )
-        return number
-    if isinstance(cell, list | dict | bytes):
-        raise DataError(f"{place}: {column!r} is {shown(cell)}; a class is a text or a whole number")
-    name = _name(cell)
-    if data.labels is None and not rows.classes and _LIST.fullmatch(name):
-        raise DataError(f'{place}: {column!r} is {shown(cell)}, a list as text; write it as JSON: ["a", "b"]')
-    _require_label(name, place, column, data, is_known=bool(rows.classes))
-    return name
-
-
-def _require_label(name: str, place: str, column: str, data: LabelsData, *, is_known: bool) -> None:
-    if data.labels is None and not is_known and name.lower() in _NO_LABEL:
-        raise DataError(
-            f"{place}: {column!r} is {shown(name)}, as a missing label is written; remove the row, or list it in "
-            "data.labels if it is a class"
-        )
-
-
-def _texts(rows: Labelled) -> Iterator[tuple[str, ...]]:
-    columns = [rows.first] if rows.second is None else [rows.first, rows.second]
-    return (tuple(map(same_text, texts)) for texts in zip(*columns, strict=True))
-
-
-def _is_missing(cell: Any) -> bool:
-    return cell is None or (isinstance(cell, str) and not cell.strip()) or (isinstance(cell, float) and cell != cell)
-
-
-def _list_of(cell: Any) -> list[str] | None:
-    """The labels in a list, or in a cell with a JSON list; None for anything else."""
-    if isinstance(cell, str) and cell.strip().startswith("["):
-        try:
-            cell = json.loads(cell)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(cell, list) or any(_is_missing(each) or isinstance(each, list | dict) for each in cell):
-        return None
-    return [_name(each) for each in cell]
-
-
-def _is_vector(cell: Any) -> bool:
-    """Return whether a list has a number for each label there is, and not those of the row."""
-    if isinstance(cell, str) and cell.strip().startswith("["):
-        try:
-            cell = json.loads(cell)
-        except (ValueError, RecursionError):
-            return False
-    if not isinstance(cell, list) or not all(isinstance(each, int | float) for each in cell):
-        return False
-    # A fraction is no label, and the labels of a row do not repeat 0 or 1.
-    return any(each % 1 for each in cell) or (set(cell) <= {0, 1} and len(set(cell)) < len(cell))
-
-
-def _number(cell: Any) -> float | None:
-    """A finite number; None for anything else."""
-    if isinstance(cell, bool):
-        return None
-    try:
-        value = number_in(cell) if isinstance(cell, str) else float(cell)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _name(cell: Any) -> str:
-    """A class as text: 1 and 1.0 (which numbers become beside missing ones) are one class, true is ``true``."""
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    if isinstance(cell, float | Decimal) and math.isfinite(cell) and cell == int(cell):
-        return str(int(cell))
-    return str(cell).strip()
-
-
-def _flag(cell: Any, column: str, place: str) -> bool:
-    value = {"0": False, "0.0": False, "1": True, "1.0": True, "false": False, "true": True}.get(_name(cell).lower())
-    if value is None:
-        raise DataError(f"{place}: {column!r} is {shown(cell)}; a column of a label holds 0 or 1")
-    return value
-
-
-def _chosen(rows: Labelled, numbers: Sequence[int]) -> Labelled:
-    def take(values: list[_T]) -> list[_T]:
-        return [values[i] for i in numbers]
-
-    second = None if rows.second is None else take(rows.second)
-    return replace(rows, places=take(rows.places), first=take(rows.first), second=second, cells=take(rows.cells))
-
-
 def _digest(*parts: Labelled | None) -> str:
     digest = hashlib.sha256()
     for rows in parts:
@@ -476,7 +175,7 @@ def _report_contradictions(rows: Labelled, labels: Sequence[Any]) -> None:
     seen: dict[tuple[str, ...], Any] = {}
     places = [
         place
-        for text, label, place in zip(_texts(rows), labels, rows.places, strict=True)
+        for text, label, place in zip(rows.texts(), labels, rows.places, strict=True)
         if seen.setdefault(text, label) != label
     ]
     if places:

@@ -7,7 +7,8 @@ from pathlib import Path
 from capt.finetune.evaluation import EvaluationSets, as_text, evaluate_command
 from capt.finetune.glue.data import row_set
 from capt.finetune.labels.config import LabelsJob
-from capt.finetune.labels.data import examples, read_rows, read_splits
+from capt.finetune.labels.data import examples, read_splits
+from capt.finetune.labels.rows import read_rows
 from capt.finetune.load import FineTuned, load_fine_tuned
 from capt.finetune.text_training import Classifier, TextObjective, build_classifier
 

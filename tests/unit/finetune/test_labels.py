@@ -20,7 +20,8 @@ from capt.finetune.columns import Columns
 from capt.finetune.glue.files import Examples, read_split
 from capt.finetune.glue.tasks import GLUE
 from capt.finetune.labels.config import LabelsData, LabelsJob
-from capt.finetune.labels.data import Labelled, held_out_rows, read_rows, read_splits
+from capt.finetune.labels.data import held_out_rows, read_splits
+from capt.finetune.labels.rows import Labelled, read_rows
 from capt.pretrain.base.errors import ConfigError, DataError, UserError
 from capt.pretrain.config.load import job_from_mapping
 
