@@ -25,7 +25,7 @@ def _prepare(mapping: dict[str, Any], warm: bool) -> tuple[list[str], str, str]:
         return original(path, *rest)
 
     verification.hash_file = counted
-    verification._SETTLED = -1e9  # the files are seconds old
+    verification._LEAST_AGE = -1e9  # the files are seconds old
     try:
         prepared = prepare(job_from_mapping(mapping, "test"), ranks=all_ranks())  # type: ignore[arg-type]
         return read, prepared.train.shards.manifest.key, ""

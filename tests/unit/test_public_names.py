@@ -35,7 +35,7 @@ SHARED = {
     ),
     "a short word of two rooms that do not meet": (
         "Answer Block Check Columns Constant Counts Document Embeddings EncodedTexts Figures Files Form Groups Keys "
-        "Kind Labels Launch Level Metric Metrics Name Numbers Pair Pairs Place Ranks Rows Scores Seen Side Span "
+        "Kind Labels Launch Level Metric Metrics Name Numbers Pair Pairs Place Ranks Rows Scores Side Span "
         "Split Splits Stage State Table TextTask Vectors ask attend candidates check_cluster check_here check_ids "
         "check_precision cluster colour cut decode describe draw embed exists judge look_up predict predicted rank_of "
         "remove serve table versions"

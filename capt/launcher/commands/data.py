@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from capt.pretrain.data.shards import ShardSet, ShardSummary
     from capt.pretrain.language.config import LanguageJob
     from capt.pretrain.pairs.config import PairJob
-    from capt.pretrain.pairs.data_config import PairSource
-    from capt.pretrain.pairs.inspect import PairFiles, PairSummary
+    from capt.pretrain.pairs.inspect import PairSummary
     from capt.pretrain.pairs.known import LeftOut
     from capt.tokenizer.encode import TextTokenizer
 
@@ -158,7 +157,8 @@ def inspect(
 ) -> None:
     """Verify a shard set and show its windows; show pairs as the encoder sees them; show the views of a job of text."""
 
-    from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, left_out_of, summarize_pairs, views_of
+    from capt.pretrain.pairs.data_config import PairSource
+    from capt.pretrain.pairs.inspect import is_pairs, left_out_of, summarize_pairs, views_of
 
     # A file may be called like a key; then it is a file.
     keys = [path for path in paths or [] if _KEY.match(path) and not Path(path).exists()]
@@ -174,16 +174,17 @@ def inspect(
         return
     of_views, samples = (10, 3) if samples is None else (samples, samples)
     views: dict[str, list[tuple[str, str]]] = {}
-    names = [""]
     if job is not None:
         pairs = _job_of_pairs(job, keys, files, reads_init=tokenizer is None)
-        named_sources = {source.name: _files_of(source) for source in pairs.data.each()}
-        names, sources, model = [*named_sources], [*named_sources.values()], pairs.model.init
+        sources, model = [*pairs.data.each()], pairs.model.init
     else:
-        side = Side(length=sequence_length)
-        roles = dict(_role(column) for column in columns or [])
-        place = Path(corpus).expanduser() if corpus is not None else None
-        sources, model = [PairFiles(files, form, place, roles, split, side, side)], None
+        # `read_pairs` refuses what is wrong in the words of a command.
+        source = PairSource.model_construct(
+            name="", files=[*map(str, files)], form=form, columns=dict(map(_role, columns or [])), split=split,
+            corpus=Path(corpus).expanduser() if corpus is not None else None, query_length=sequence_length,
+            document_length=sequence_length,
+        )  # fmt: skip
+        sources, model = [source], None
     named = tokenizer or model
     loaded = _tokenizer_of(named) if named is not None else None
     summaries = [summarize_pairs(source, loaded, samples) for source in sources]
@@ -191,19 +192,19 @@ def inspect(
     # Rows of one text have their views, which the job draws.
     if job is not None and of_views and any(summary.positives == 0 for summary in summaries):
         views = views_of(pairs, of_views)
-    shown = zip(names, summaries, found, strict=True)
+    shown = zip(sources, summaries, found, strict=True)
     if json:
         rows = []
-        for name, summary, each in shown:
+        for source, summary, each in shown:
             row = {key: value for key, value in asdict(summary).items() if key != "keys"}
             row["left_out"] = each and each._asdict()
-            rows.append(row | ({"views": views[name]} if name in views else {}))
+            rows.append(row | ({"views": views[source.name]} if source.name in views else {}))
         o.echo_json(rows)
         return
-    for name, summary, each in shown:
+    for source, summary, each in shown:
         _show_pairs(summary, each, has_tokens=loaded is not None)
-        if name in views:
-            _show_views(next(source.view for source in pairs.data.each() if source.name == name), views[name])
+        if source.name in views:
+            _show_views(source.view, views[source.name])
 
 
 @app.command(epilog="\b\nExample: capt data duplicates pairs.jsonl --against beir/nfcorpus")
@@ -280,22 +281,6 @@ def _job_of_pairs(config: str, overrides: list[str], files: list[Path], *, reads
     return job
 
 
-def _files_of(source: PairSource) -> PairFiles:
-    """The files of a source of a job, and how they are read."""
-    from capt.pretrain.pairs.inspect import PairFiles, Side
-
-    return PairFiles(
-        [Path(pattern).expanduser() for pattern in source.files],
-        source.form,
-        source.corpus,
-        source.columns,
-        source.split,
-        query=Side(source.prompts.query, source.query_length, source.own_length),
-        document=Side(source.prompts.document, source.document_length, source.own_length),
-        selection=source.selection,
-    )
-
-
 _MOST_POSITIONS = 2**20
 """More than any tokenizer's own limit, which holds beside it."""
 
@@ -338,7 +323,7 @@ def _inspect_text(config: str, overrides: list[str], count: int, json: bool) -> 
     """
 
     from capt.pretrain.config.load import load_job
-    from capt.pretrain.data.mixture_dataset import MixtureDataset, seen
+    from capt.pretrain.data.mixture_dataset import MixtureDataset, source_shares
     from capt.pretrain.language.config import LanguageJob
 
     job = load_job(config, overrides)
@@ -358,7 +343,7 @@ def _inspect_text(config: str, overrides: list[str], count: int, json: bool) -> 
             _show_views(job.data.view, views)
         return True
     samples = job.batch_sizes.samples_before(job.schedule.max_steps)
-    sources = seen(windows.order, samples)
+    sources = source_shares(windows.order, samples)
     if json:
         o.echo_json([asdict(source) for source in sources])
         return True

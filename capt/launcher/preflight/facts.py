@@ -54,10 +54,10 @@ class ClockAnswer(Answer):
     time: float
 
 
-class Seen(Answer):
+class FileFound(Answer):
     """The answer of a host that looked for a file."""
 
-    seen: bool
+    found: bool
 
 
 @dataclass(frozen=True)

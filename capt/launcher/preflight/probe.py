@@ -169,9 +169,9 @@ def sees(path: str, text: str, patience: float = PATIENCE) -> Answer:
     while True:
         with contextlib.suppress(FileNotFoundError), open(path) as f:
             if f.read() == text:
-                return {"seen": True}
+                return {"found": True}
         if time.monotonic() > until:
-            return {"seen": False}
+            return {"found": False}
         with contextlib.suppress(FileNotFoundError):  # last, for the folder may hold a million files
             os.listdir(os.path.dirname(path))  # makes a file server's client look again
         time.sleep(0.05)

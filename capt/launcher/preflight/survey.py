@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from capt.launcher.preflight import probe
-from capt.launcher.preflight.facts import Answer, Clock, ClockAnswer, Done, Facts, Findings, Meeting, Seen, Survey
+from capt.launcher.preflight.facts import Answer, Clock, ClockAnswer, Done, Facts, FileFound, Findings, Meeting, Survey
 from capt.launcher.ssh import Host, allow_hosts, ssh_command
 from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.link import Line, end, pump
@@ -188,8 +188,8 @@ def _share(found: Survey, ask: _Asking) -> None:
         return
     theirs = {one.host.name: f"{mine}-{number}" for number, one in enumerate(found.hosts)}
     try:
-        for one, session in ask("sees", Seen, path=str(mine), text=found.token):
-            one.blind, one.writes = bool(session.refused) or not session.answer.seen, session.refused
+        for one, session in ask("sees", FileFound, path=str(mine), text=found.token):
+            one.blind, one.writes = bool(session.refused) or not session.answer.found, session.refused
         able = [one for one in found.hosts if not one.writes]
         for one, session in ask("write", of=able, own=lambda one: {"path": theirs[one.host.name]}, text=found.token):
             one.writes = session.refused
@@ -207,7 +207,7 @@ def _share(found: Survey, ask: _Asking) -> None:
 def _unseen(path: str, token: str, patience: float) -> tuple[bool, str]:
     """Return whether this host does not see a file of another one, and why it cannot be read."""
     try:
-        return not probe.sees(path, token, patience)["seen"], ""
+        return not probe.sees(path, token, patience)["found"], ""
     except OSError as error:
         return False, f"what it writes cannot be read here: {probe.problem(error)}"
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from capt.pretrain.engine.heartbeat import HEADER, HEARTBEAT, PAST, SECTIONS, SIZE, STACKS
 
 FACTOR = 3.0
-SEEN = 3
+LEAST_TIMES = 3
 _MAX_STACKS = 1 << 16
 
 
@@ -106,7 +106,7 @@ def find_stall(pulses: dict[int, Pulse], stall: float) -> Stall | None:
     pulse = judged[rank]
     limit = FACTOR * pulse.longest + stall
     # A start has no usual length, nor has a section that was seen only a few times.
-    if pulse.section == "start" or pulse.times < SEEN or pulse.seconds <= limit:
+    if pulse.section == "start" or pulse.times < LEAST_TIMES or pulse.seconds <= limit:
         return None
     return Stall(rank, pulse, limit)
 

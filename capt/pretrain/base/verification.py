@@ -216,7 +216,7 @@ def write_verified(path: Path, new: Sequence[VerifiedFile]) -> None:
 
 _OPENING = 1 << 16
 """Bytes that could be read in the time that it takes to open a file: empty files are work, too."""
-_SETTLED = 1.0
+_LEAST_AGE = 1.0
 """Seconds since a file's last change before it is remembered: within a tick of the clock a change would not show."""
 
 
@@ -357,7 +357,7 @@ class Verifier:
             if before is None or before[:3] != seen[:3] or seen.inspection not in ("", before.inspection):
                 self._known[seen.path] = seen
                 self._unsaved.append(seen)
-        settled = [seen for seen in self._unsaved if time.time() - seen.state.changed / 1e9 > _SETTLED]
+        settled = [each for each in self._unsaved if time.time() - each.state.changed / 1e9 > _LEAST_AGE]
         self._unsaved = []
         if save and settled:
             write_verified(self._memory, settled)

@@ -64,13 +64,13 @@ def mixture_of(
         at_once=at_once or 0,
     )
     order.require(samples)
-    if often := [each.name for each in seen(order, samples) if each.epochs >= EPOCHS]:
+    if often := [each.name for each in source_shares(order, samples) if each.epochs >= EPOCHS]:
         raise ConfigError(f"data.mixture: source {often[0]} is read over {EPOCHS:,} times; lower its weight")
     return order
 
 
 @dataclass(frozen=True)
-class Seen:
+class SourceShare:
     """A source in a training run: its rows, its share at the beginning and at the end, samples and epochs."""
 
     name: str
@@ -87,11 +87,11 @@ class Seen:
         return f"{self.name} {share}, {self.samples:,} in all: {self.epochs:.2f} epochs of {self.rows:,}"
 
 
-def seen(order: MixtureSampler, samples: int) -> list[Seen]:
+def source_shares(order: MixtureSampler, samples: int) -> list[SourceShare]:
     """Describe what a training of ``samples`` sees of each source."""
     used, first, last = order.counts_before(samples), order.shares(0), order.shares(samples - 1)
     return [
-        Seen(name, size, first[source], last[source], used[source], used[source] / size)
+        SourceShare(name, size, first[source], last[source], used[source], used[source] / size)
         for source, (name, size) in enumerate(zip(order.names, order.sizes, strict=True))
     ]
 

@@ -232,7 +232,7 @@ def _changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
         }
         for pooler, (earlier, later) in pairs.items():
             # All figures of the whole model; the few of a pooler that compare before and after.
-            for name in earlier.keys() & later.keys() if not pooler else [n for n in _TOLD if n in earlier]:
+            for name in earlier.keys() & later.keys() if not pooler else [n for n in _COMPARED_METRICS if n in earlier]:
                 if not pooler and name.startswith("spearman/"):
                     continue  # of words alone: no run changes it
                 first, last = earlier[name], later[name]
@@ -241,7 +241,7 @@ def _changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     return lines
 
 
-_TOLD = ("spearman", "retrieval/to_corrupted", "drift")
+_COMPARED_METRICS = ("spearman", "retrieval/to_corrupted", "drift")
 """The metrics of a pooler that are compared with those before a run."""
 
 

@@ -21,7 +21,7 @@ from capt.pretrain.bottleneck.folder import StoredHeads, read_heads
 from capt.pretrain.config.schema import Job
 from capt.pretrain.data.config import PARAGRAPHS, DataConfig
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
-from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, seen
+from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, source_shares
 from capt.pretrain.data.passages import PassageDataset
 from capt.pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from capt.pretrain.data.prepare import prepare as prepare_shards
@@ -239,7 +239,7 @@ def prepare_windows(
         job.data.mixture, [len(part) for part in train.values()], job.data.temperature, job.batch_sizes,
         job.schedule.max_steps, job.run.seed, [part.block for part in train.values()], job.data.shards_at_once,
     )  # fmt: skip
-    for each in seen(order, job.batch_sizes.samples_before(job.schedule.max_steps)):
+    for each in source_shares(order, job.batch_sizes.samples_before(job.schedule.max_steps)):
         logger.info("data.mixture: %s", each)
     return MixtureDataset(train, order), validation
 

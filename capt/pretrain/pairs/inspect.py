@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,9 +13,10 @@ import numpy as np
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import batched
 from capt.pretrain.pairs.config import PairJob
-from capt.pretrain.pairs.forms import Counts, Pair, folder_form, read_pairs
+from capt.pretrain.pairs.data_config import PairSource
+from capt.pretrain.pairs.forms import Counts, Pair, folder_form
 from capt.pretrain.pairs.known import LeftOut, RowKeys, left_out
-from capt.pretrain.pairs.selection import EVERYTHING, Selection
+from capt.pretrain.pairs.prepare import pairs_of
 from capt.pretrain.pairs.sources import text_key
 from capt.tokenizer.encode import TextTokenizer
 
@@ -36,20 +37,6 @@ class Side:
     prompt: str = ""
     length: int | None = None
     own: int | None = None
-
-
-@dataclass(frozen=True)
-class PairFiles:
-    """Files of pairs with the options of `read_pairs`, and how queries and documents are read."""
-
-    files: Sequence[Path]
-    form: str = "auto"
-    corpus: Path | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    split: str = "train"
-    query: Side = Side()
-    document: Side = Side()
-    selection: Selection = EVERYTHING
 
 
 @dataclass
@@ -139,18 +126,12 @@ def text_ids(tokenizer: TextTokenizer, texts: Sequence[str], side: Side) -> tupl
     return [[special.bos, *ids.tolist(), special.eos] for ids in encoded], length + before
 
 
-def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples: int = 3) -> PairSummary:
-    """Read all pairs of a source, and describe them. Raises ``DataError`` and ``ConfigError`` as `read_pairs`."""
+def summarize_pairs(source: PairSource, tokenizer: TextTokenizer | None, samples: int = 3) -> PairSummary:
+    """Read all pairs of a source, and describe them. Raises ``DataError`` and ``ConfigError`` as `pairs_of`."""
     counts = Counts()
-    pairs = read_pairs(
-        source.files,
-        form=source.form,
-        corpus=source.corpus,
-        columns=source.columns,
-        split=source.split,
-        counts=counts,
-        selection=source.selection,
-    )
+    pairs = pairs_of(source, [Path(pattern).expanduser() for pattern in source.files], counts)
+    query = Side(source.prompts.query, source.query_length, source.own_length)
+    document = Side(source.prompts.document, source.document_length, source.own_length)
     lengths = {"query": Lengths(), "document": Lengths()}
     shown: list[Sample] = []
     positives = negatives = 0
@@ -167,19 +148,20 @@ def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples:
                 starts.append(len(documents_of))
         queries = [pair.query for _, pair in block]
         documents = [text for _, pair in block for text in (*pair.positives, *pair.negatives)]
-        for name, texts, side in (("query", queries, source.query), ("document", documents, source.document)):
+        for name, texts, side in (("query", queries, query), ("document", documents, document)):
             if tokenizer is None:
                 lengths[name].add([len(text) for text in texts], None)
             else:
                 ids, limit = text_ids(tokenizer, texts, side)
                 lengths[name].add([len(row) for row in ids], limit)
-        shown += [_sample(place, pair, source, tokenizer) for place, pair in block[: samples - len(shown)]]
-    sides = (source.query, source.document)
+        shown += [_sample(place, pair, query, document, tokenizer) for place, pair in block[: samples - len(shown)]]
     keys = RowKeys(*(np.frombuffer(values, np.int64) for values in (queries_of, documents_of, starts)))
-    return PairSummary(counts, positives, negatives, lengths["query"], lengths["document"], *sides, shown, keys)
+    return PairSummary(
+        counts, positives, negatives, lengths["query"], lengths["document"], query, document, shown, keys
+    )
 
 
-def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer | None) -> Sample:
+def _sample(place: str, pair: Pair, query: Side, document: Side, tokenizer: TextTokenizer | None) -> Sample:
     """A row as the encoder sees it: a text that is longer than allowed keeps its beginning, and ends with ``</s>``."""
     sides = (("positive", pair.positives), ("negative", pair.negatives))
     roles = [("query", pair.query), *((role, text) for role, texts in sides for text in texts[:_SHOWN])]
@@ -188,7 +170,7 @@ def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer 
         if tokenizer is None:
             shown.append(ShownText(role, text, [], [], False))
             continue
-        side = source.query if role == "query" else source.document
+        side = query if role == "query" else document
         # A row's own prompt takes the place of the source's.
         if role == "query" and pair.prompt is not None:
             side = replace(side, prompt=pair.prompt)

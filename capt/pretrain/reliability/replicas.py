@@ -97,8 +97,8 @@ class Replicas(Callback):
     """A divergence, which all ranks share, is told before any difference between them."""
 
     def on_start(self, run: Run) -> None:
-        self._settled = -1
-        self._seen: dict[str, int] = {}
+        self._last_comparison = -1
+        self._compared_steps: dict[str, int] = {}
         self._every = run.job.guard.checksum if distributed.world_size() > 1 else 0
         if not self._every:
             return
@@ -113,13 +113,13 @@ class Replicas(Callback):
     def _before_update(self, run: Run, engine: Engine) -> None:
         """Compare once in each step that is due, before the engine's first update in it."""
         step = run.progress.step + 1
-        if step % self._every == 0 and self._seen.get(engine.name) != step:
-            self._seen[engine.name] = step
+        if step % self._every == 0 and self._compared_steps.get(engine.name) != step:
+            self._compared_steps[engine.name] = step
             _compare(run, [engine], f"in step {step}, before its update,")
 
     def _compare_all(self, run: Run) -> None:
-        if self._settled != run.progress.step:
-            self._settled = run.progress.step
+        if self._last_comparison != run.progress.step:
+            self._last_comparison = run.progress.step
             _compare(run, list(run.engines.values()), f"after step {run.progress.step}")
 
 

@@ -71,7 +71,7 @@ class Uploads(Callback):
         self._sizes: dict[str, int] = {}
         self._here: set[int] = set()
         """Steps whose checkpoints the run folder has had."""
-        self._seen = -1
+        self._last_look = -1
         """`Run.committed` at the last look that found nothing to copy."""
 
     def before_folder(self, job: Job, *, resumes: bool) -> None:
@@ -139,12 +139,12 @@ class Uploads(Callback):
         self.on_end(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        if not self._url or distributed.rank() != 0 or self._seen == run.committed or self._is_busy():
+        if not self._url or distributed.rank() != 0 or self._last_look == run.committed or self._is_busy():
             return  # a listing of a shared folder in every step would have all ranks wait for it
         if name := self._next(run.dir):
             self._begin(run.dir, name)
         else:
-            self._seen = run.committed
+            self._last_look = run.committed
 
     def next_due(self, run: Run) -> int:
         return NEVER

@@ -21,7 +21,7 @@ from capt.pretrain.base.overlap import Shared, report_overlap, shared
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier, digest_of
 from capt.pretrain.config.schema import Job
 from capt.pretrain.data.mixture import MixtureSampler
-from capt.pretrain.data.mixture_dataset import mixture_of, seen
+from capt.pretrain.data.mixture_dataset import mixture_of, source_shares
 from capt.pretrain.engine.run_folder import kept_in_run
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import PRESETS, LxmertConfig
@@ -112,7 +112,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
     if mixture:
         steps = job.schedule.max_steps
         order = mixture_of(mixture, splits[0].parts, job.data.temperature, job.batch_sizes, steps, job.run.seed)
-        for each in seen(order, job.batch_sizes.samples_before(steps)):
+        for each in source_shares(order, job.batch_sizes.samples_before(steps)):
             logger.info("data.mixture: %s", each)
     return PreparedVisionLanguage(
         tokenizer=tokenizer,

@@ -30,7 +30,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return original(path, *rest)
 
     monkeypatch.setattr(verification, "hash_file", counted)
-    monkeypatch.setattr(verification, "_SETTLED", -1e9)
+    monkeypatch.setattr(verification, "_LEAST_AGE", -1e9)
     return opened
 
 
@@ -296,7 +296,7 @@ def test_what_ranks_tell_each_other_does_not_grow_with_what_they_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gather takes the largest value of any rank from every rank: at 1,000 ranks a thousand times that of one."""
-    monkeypatch.setattr(verification, "_SETTLED", -1e9)
+    monkeypatch.setattr(verification, "_LEAST_AGE", -1e9)
     (tmp_path / "set").mkdir()
     paths = [tmp_path / "set" / f"{i:04}" for i in range(1000)]
     for path in paths:

@@ -15,7 +15,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.data.config import Weighted
 from capt.pretrain.data.mixture import MixtureSampler
-from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, seen
+from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, source_shares
 from capt.pretrain.data.shards import PackedDataset
 
 Course = list[tuple[float, float]]
@@ -103,7 +103,7 @@ def test_a_source_is_left_when_its_epochs_are_spent() -> None:
     assert shares[0] == pytest.approx(100 / 3, abs=2), "the others share what it had"
     assert (np.diff(shares) <= 1).all(), "while the second one grows"
     assert shares[-1] < shares[0]
-    assert [source.epochs for source in seen(order, 4000)] == [2, 67, 0.5]
+    assert [source.epochs for source in source_shares(order, 4000)] == [2, 67, 0.5]
 
 
 def test_epochs_that_do_not_suffice_are_refused() -> None:

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.pairs.inspect import PairFiles, Side, summarize_pairs
+from capt.pretrain.pairs.data_config import PairSource, Prompts
+from capt.pretrain.pairs.inspect import summarize_pairs
 from capt.tokenizer.encode import load_tokenizer
 from capt.tokenizer.train import train
 
@@ -68,14 +69,16 @@ def inspect(*arguments: object) -> str:
 @pytest.mark.parametrize("prompt", ["", "search query: "])
 @pytest.mark.parametrize("length", [8, 20, 512])
 def test_ids_are_those_of_transformers(pairs: Path, tokenizer: Path, prompt: str, length: int) -> None:
-    side, other = Side(prompt, length), Side("", 2 * length)
+    source = PairSource(
+        name="a", files=[str(pairs)], prompts=Prompts(query=prompt), query_length=length, document_length=2 * length
+    )
     if prompt and length == 8:
         with pytest.raises(
             ConfigError, match=r"the prompt 'search query: ' has \d+ tokens, the text after it at most 6"
         ):
-            summarize_pairs(PairFiles([pairs], query=side, document=other), load_tokenizer(tokenizer))
+            summarize_pairs(source, load_tokenizer(tokenizer))
         return
-    summary = summarize_pairs(PairFiles([pairs], query=side, document=other), load_tokenizer(tokenizer), samples=30)
+    summary = summarize_pairs(source, load_tokenizer(tokenizer), samples=30)
     reference = AutoTokenizer.from_pretrained(tokenizer)
     before = len(reference(prompt, add_special_tokens=False)["input_ids"])
     cut = {"query": 0, "document": 0}

@@ -13,8 +13,8 @@ import pytest
 
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.pairs.batches import PairAssembler
-from capt.pretrain.pairs.data_config import PairData
-from capt.pretrain.pairs.inspect import PairFiles, left_out_of, summarize_pairs
+from capt.pretrain.pairs.data_config import PairData, PairSource
+from capt.pretrain.pairs.inspect import left_out_of, summarize_pairs
 from capt.pretrain.pairs.known import Candidates, Compared, left_out
 from capt.pretrain.pairs.prepare import prepare_source
 from capt.pretrain.pairs.sources import text_key
@@ -121,7 +121,7 @@ def test_the_share_of_a_file_is_the_mean_over_all_draws_of_two_rows(seed: int, t
     for number, rows in enumerate(data.rows):
         path = tmp_path / f"{number}.jsonl"
         path.write_text("".join(json.dumps({"query": query, "pos": own}) + "\n" for query, own, _ in rows))
-        summaries.append(summarize_pairs(PairFiles([path]), None))
+        summaries.append(summarize_pairs(PairSource(name="a", files=[str(path)]), None))
     for source, rows, inspected in zip(data.sources, data.rows, left_out_of(summaries), strict=True):
         share, alone = 0.0, 0
         for i, (query, _, _) in enumerate(rows):

@@ -197,7 +197,7 @@ class Preparation:
             return PreparedPicture(pixels, _whole(*image.size))
         self._refuse_narrow(*image.size)
         pixels = self._run(image)
-        return PreparedPicture(pixels, _whole(*image.size) if self._fit == "own" else self._seen(*image.size))
+        return PreparedPicture(pixels, _whole(*image.size) if self._fit == "own" else self._visible_part(*image.size))
 
     @property
     def _resample(self) -> Any:
@@ -246,7 +246,7 @@ class Preparation:
             raise CheckpointError(f"{self._path}: do_resize is false; --fit whole is possible")
         return height, width
 
-    def _seen(self, width: int, height: int) -> Box:
+    def _visible_part(self, width: int, height: int) -> Box:
         """Return the part of a picture that the processor's own way leaves.
 
         It resizes the picture so that its short side has ``size.shortest_edge`` pixels (ConvNeXt's: divided by

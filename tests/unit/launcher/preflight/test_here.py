@@ -181,10 +181,10 @@ def test_one_changed_byte_is_another_source(tmp_path: Path) -> None:
 
 def test_a_file_is_written_seen_and_removed(tmp_path: Path) -> None:
     path = str(tmp_path / "token")
-    assert probe.sees(path, "text", patience=0) == {"seen": False}
+    assert probe.sees(path, "text", patience=0) == {"found": False}
     probe.write(path, "text")
-    assert probe.sees(path, "text", patience=0) == {"seen": True}
-    assert probe.sees(path, "other", patience=0) == {"seen": False}
+    assert probe.sees(path, "text", patience=0) == {"found": True}
+    assert probe.sees(path, "other", patience=0) == {"found": False}
     with pytest.raises(FileExistsError):
         probe.write(path, "more")
     probe.remove()

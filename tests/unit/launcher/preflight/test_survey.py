@@ -89,9 +89,9 @@ def test_a_folder_is_listed_only_where_a_file_is_not_seen_at_once(
     (tmp_path / "file").write_text("token")
     listed: list[str] = []
     monkeypatch.setattr(os, "listdir", listed.append)
-    assert probe.sees(str(tmp_path / "file"), "token") == {"seen": True}
+    assert probe.sees(str(tmp_path / "file"), "token") == {"found": True}
     assert listed == []
-    assert probe.sees(str(tmp_path / "none"), "token", patience=0.1) == {"seen": False}
+    assert probe.sees(str(tmp_path / "none"), "token", patience=0.1) == {"found": False}
     assert listed
 
 
