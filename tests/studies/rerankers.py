@@ -83,11 +83,10 @@ class Size:
     length: int
     rows: int
     questions: int
-    precision: str
 
 
-SHORT = Size({"small": Reranking(60, 8, "2e-4"), "minilm": Reranking(40, 8, "2e-4")}, 64, 480, 20, "fp32")
-LONG = Size({"minilm": Reranking(200, 8, "1e-4")}, 128, 10**6, 40, "bf16")
+SHORT = Size({"small": Reranking(60, 8, "2e-4"), "minilm": Reranking(40, 8, "2e-4")}, 64, 480, 20)
+LONG = Size({"minilm": Reranking(200, 8, "1e-4")}, 128, 10**6, 40)
 
 
 class Trial(NamedTuple):
@@ -205,8 +204,7 @@ def train_reranker(study: Study, arm: str, seed: int) -> Path:
         f"data.train={score(study) if loss == 'margin_mse' else study.mined}", f"loss.type={loss}",
         f"batch.global={size.queries}", "schedule.epochs=null", f"schedule.max_steps={size.steps}",
         f"optimizer.lr={size.lr}", "validate.per_epoch=null", "checkpoint.per_epoch=null", "checkpoint.best=null",
-        f"data.sequence_length={study.size.length}", f"engine.precision={study.size.precision}",
-        "batch.micro_tokens=2048",  # less padding, the same gradients
+        f"data.sequence_length={study.size.length}", "batch.micro_tokens=2048",  # less padding, the same gradients
     )  # fmt: skip
     return folder
 
