@@ -1,10 +1,14 @@
 """What the fork server of `tests.support` has imported before it forks a process for a test; nobody else imports it."""
 # ruff: noqa: F401
 
+import functools
 import gc
 import importlib
+import inspect
+import types
 
 import deepspeed.module_inject.auto_ep_layer
+import deepspeed.utils.nvtx
 import numpy.ctypeslib
 import pyarrow.parquet
 import pytest
@@ -34,6 +38,13 @@ for path in RELIABILITY.values():
 for package in TASKS.values():
     importlib.import_module(f"{package}.task")
 provenance()  # git, and the metadata of eight packages: the same for each run that is forked from here
+
+# A sixth of the function calls of a small step: marks for a profiler of GPUs around each function of DeepSpeed, and the
+# signature of each autograd function anew in each call.
+deepspeed.utils.nvtx.enable_nvtx = False
+torch.autograd.function.inspect = types.SimpleNamespace(  # type: ignore[attr-defined]
+    **{**vars(inspect), "signature": functools.cache(inspect.signature)}
+)
 
 gc.collect()
 gc.freeze()  # the garbage collector of a forked process then passes over all of this, and copies none of its pages

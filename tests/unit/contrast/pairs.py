@@ -1,6 +1,6 @@
 """A loss over pairs and hard negatives as a literal loop over terms, on one process in float64.
 
-Every term of every denominator is one scalar, visited by its name: whose key, which direction, why it counts. It is the
+Every term of every denominator is visited by its name: whose key, which direction, why it counts. It is the
 oracle of all forms, masks, weights and widths of ``info_nce`` and shares no code with it.
 """
 
@@ -120,6 +120,10 @@ class _Loop:
         self.taus = list(batch.temperatures) if options.get("by_row") else [tau] * N
         self.rows = {"q": q, "d": d, "h": h, "queue": queue}
         self.cosines = {a + b: self.rows[a] @ self.rows[b].T for a in "qd" for b in self.rows}
+        self.numbers = {name: each.tolist() for name, each in self.cosines.items()}
+        self.ids = {name: getattr(batch, name).tolist() for name in ("ids", "query_ids", "hard_ids", "queue_ids")}
+        self.known = {tuple(pair) for pair in batch.known.tolist()}
+        self.ranks, self.hard_ranks = batch.ranks, batch.hard_ranks
         self.in_batch = options.get("in_batch", "global")
         directions = options.get("directions")
         self.softmaxes = SOFTMAXES.get(directions) or [list(directions)]
@@ -144,65 +148,57 @@ class _Loop:
         positives, negatives = 0, torch.zeros((), dtype=torch.float64)  # all over the term of the positive
         for direction in directions:
             positives += direction in ("q-d", "d-q")
-            for cosine, alpha in self._live_terms(i, direction):
-                if cosine.item() > limit:
+            terms: dict[str, list[tuple[int, float]]] = {}
+            for name, j, alpha in self._live_terms(i, direction):
+                if self.numbers[name][i][j] > limit:
                     self.masked += 1
                 else:
-                    negatives = negatives + ((cosine - positive) / self.taus[i] + alpha * cosine.detach()).exp()
+                    terms.setdefault(name, []).append((j, alpha))
+            for name, counted in terms.items():
+                places, alphas = zip(*counted, strict=True)
+                cosines, by = self.cosines[name][i, list(places)], torch.tensor(alphas, dtype=torch.float64)
+                negatives = negatives + ((cosines - positive) / self.taus[i] + by * cosines.detach()).exp().sum()
             if direction in ("q-d", "d-d") and self.options.get("queued"):
                 negatives = negatives + self._queue_terms(i, direction, limit, positive)
         return torch.log1p(negatives + (positives - 1))
 
-    def _live_terms(self, i: int, direction: str) -> Iterator[tuple[Tensor, float]]:
+    def _live_terms(self, i: int, direction: str) -> Iterator[tuple[str, int, float]]:
+        """Table and column of each cosine with anchor ``i``, and its hardness."""
         anchor, key = direction[0], direction[2]
         for j in range(N):
-            if (
-                self.in_batch != "none"
-                and j != i
-                and self._sees(i, self.batch.ranks[j])
-                and self._differ(i, "ids", j, key)
-            ):
-                yield self.cosines[anchor + key][i, j], self._alpha("hardness_in_batch", direction)
+            if self.in_batch != "none" and j != i and self._sees(i, self.ranks[j]) and self._differ(i, "ids", j, key):
+                yield anchor + key, j, self._alpha("hardness_in_batch", direction)
         if key == "q" or not self.options.get("hard", True):
             return
         for k, owner in enumerate(self.batch.owners.tolist()):
             if not self._differ(i, "hard_ids", k):
                 continue
             if owner == i and direction == "q-d":
-                yield self.cosines["qh"][i, k], self._alpha("hardness_own", direction)
-            elif owner != i and not self.own_only and self._sees(i, self.batch.hard_ranks[k]):
-                yield self.cosines[anchor + "h"][i, k], self._alpha("hardness_in_batch", direction)
+                yield "qh", k, self._alpha("hardness_own", direction)
+            elif owner != i and not self.own_only and self._sees(i, self.hard_ranks[k]):
+                yield anchor + "h", k, self._alpha("hardness_in_batch", direction)
 
     def _queue_terms(self, i: int, direction: str, limit: float, positive: Tensor) -> Tensor:
-        cosines = [
-            cosine
-            for k, cosine in enumerate(self.cosines[direction[0] + "queue"][i])
-            if self._differ(i, "queue_ids", k) and cosine.item() <= limit
-        ]
-        hardness = self.options.get("hardness", 0.0)
-        total = sum(torch.exp(hardness * cosine.detach()) for cosine in cosines)
+        name = direction[0] + "queue"
+        numbers = self.numbers[name][i]
+        counted = [k for k in range(QUEUED) if self._differ(i, "queue_ids", k) and numbers[k] <= limit]
+        cosines = self.cosines[name][i, counted]
+        emphasis = (self.options.get("hardness", 0.0) * cosines.detach()).exp()
         share = self.options.get("queue_share")
         weight = 1.0 if share is None else min(1.0, share * N / QUEUED)
-        terms = [
-            weight
-            * len(cosines)
-            * torch.exp(hardness * cosine.detach())
-            / total
-            * ((cosine - positive) / self.taus[i]).exp()
-            for cosine in cosines
-        ]
-        return sum(terms, torch.zeros((), dtype=torch.float64))
+        parts = emphasis / emphasis.sum() * ((cosines - positive) / self.taus[i]).exp()
+        return weight * len(counted) * parts.sum()
 
     def _sees(self, i: int, rank: int) -> bool:
-        return self.in_batch == "global" or (self.in_batch == "local" and self.batch.ranks[i] == rank)
+        return self.in_batch == "global" or (self.in_batch == "local" and self.ranks[i] == rank)
 
     def _differ(self, i: int, name: str, j: int, key: str = "d") -> bool:
         if not self.options.get("with_ids"):
             return True
-        ids, queries, other = self.batch.ids.tolist(), self.batch.query_ids.tolist(), int(getattr(self.batch, name)[j])
-        pair = (queries[i], other) if key == "d" else (queries[j], ids[i])
-        is_known = self.options["with_ids"] == "known" and list(pair) in self.batch.known.tolist()
-        return ids[i] != other and not is_known
+        mine, other = self.ids["ids"][i], self.ids[name][j]
+        queries = self.ids["query_ids"]
+        pair = (queries[i], other) if key == "d" else (queries[j], mine)
+        return mine != other and not (self.options["with_ids"] == "known" and pair in self.known)
 
     def _alpha(self, name: str, direction: str) -> float:
         return float(self.options.get(name, 0.0)) if direction == "q-d" else 0.0
