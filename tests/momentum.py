@@ -20,7 +20,7 @@ _STEPS = 10
 
 
 def momentum_mapping(
-    folder: Path, stage: int, precision: str = "fp32", micro: int = 1, **contrast: Any
+    folder: Path, stage: int, precision: str = "fp32", micro: int = 2, **contrast: Any
 ) -> dict[str, Any]:
     return language_mapping(
         folder,

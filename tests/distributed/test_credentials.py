@@ -53,8 +53,10 @@ def test_credentials_stay_where_they_are(given: str, tmp_path: Path, monkeypatch
     """Credentials in variables, or in the file of fsspec; with all that ``--debug`` logs."""
     values = {name: f"canary{secrets.token_hex(16)}" for name in _NAMES}
     with s3_bucket() as bucket:
+        (texts := tmp_path / "texts").mkdir()
         for number in range(65):  # more than share a unit, so that both workers have one
-            put_tree(write_corpus(tmp_path / "text.txt", 2, seed=number), f"{bucket}/text/{number}.txt")
+            write_corpus(texts / f"{number}.txt", 2, seed=number)
+        put_tree(texts, f"{bucket}/text")
         write_corpus(tmp_path / "text.txt", 40)
         environment = {name: value for name, value in os.environ.items() if name not in _NAMES}
         environment["CAPT_MARK"] = mark = secrets.token_hex(16)

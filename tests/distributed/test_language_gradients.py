@@ -140,8 +140,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "share": {"queue_share": 0.25, "drift": "moments"},
     "loss of its own": {"queue_weight": 0.5, "drift": "mean", "temperature": {"type": "learned", "value": 0.1}},
 }
-_CUTS = ((1, 0, 4), (2, 2, 4), (4, 3, 16))
-"""Ranks, ZeRO stage and micro-batch at which each option is looked at, and micro-batches without the cache (two)."""
+_CUTS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "drift": ((2, 2, 4),),
+    "hardness": ((2, 3, 4),),
+    "share": ((1, 0, 4), (4, 3, 16)),
+    "loss of its own": ((2, 2, 4), (4, 1, 16)),
+}
+"""Ranks, ZeRO stage and micro-batch at which each option is looked at."""
 _ALONE = "without the cache"
 
 
@@ -152,8 +157,8 @@ def optional(folder: Path) -> dict[Any, dict[str, Any]]:
         (name, 0): _mapping(folder, 1, 0, "fp32", _GLOBAL, cached=False, **option) for name, option in _OPTIONS.items()
     }
     jobs["halved", 0] = _mapping(folder, 1, 0, "fp32", _GLOBAL, weight=0.5)
-    for world, stage, micro in _CUTS:
-        for name, option in _OPTIONS.items():
+    for name, option in _OPTIONS.items():
+        for world, stage, micro in _CUTS[name]:
             jobs[name, world] = _mapping(folder, world, stage, "fp32", micro, **option)
     for world in (1, 2):
         jobs[_ALONE, world] = _mapping(folder, world, 1, "fp32", 4, cached=False)
@@ -174,7 +179,7 @@ def test_the_queue_is_corrected_and_weighted_alike(references: Any, optional: An
     """By the statistics of all rows of the step, by sums over all shards, whatever holds them; the bound notices it."""
     whole = optional[option, 0]["gradients"]
     assert relative(whole[2], references["fp32"]["gradients"][2]) > 1e-4
-    for world, *_ in _CUTS:
+    for world, *_ in _CUTS[option]:
         for step in range(STEPS):
             assert relative(optional[option, world]["gradients"][step], whole[step]) < 1e-6
 
@@ -201,7 +206,7 @@ def test_any_number_of_ranks_gives_the_gradient_of_one(folder: Path) -> None:
     options: list[dict[str, Any]] = [{}, _OPTIONS["loss of its own"]]
     wholes = run_ranks(_all_gradients, 1, [uneven(1, 0, _GLOBAL, cached=False, **option) for option in options])[0]
     for world, cuts in _UNEVEN.items():
-        cases = [(0, stage, micro) for stage, micro in cuts] + [(1, *cuts[-1])]
+        cases = [(number % 2, *cut) for number, cut in enumerate(cuts)]
         ranks = run_ranks(_all_gradients, world, [uneven(world, *cut, **options[which]) for which, *cut in cases])
         for number, case in enumerate(cases):
             whole = wholes[case[0]]

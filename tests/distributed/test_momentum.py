@@ -108,7 +108,8 @@ def _losses_and_rows(mappings: list[dict[str, Any]]) -> list[tuple[list[float], 
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_average_that_forgets_at_once_changes_no_bit(tmp_path: Path, world: int) -> None:
     """With decay 0 all is as without: the dropout of both passes, the live weights, the rows, at every ZeRO stage."""
-    cases = [(0, 8 // world, False), (0, 2, True), (1, 2, True), (2, 2, True), (3, 2, True)]
+    cases = [(0, 8 // world, False), (0, 2, True), (3, 2, True)]
+    cases += [(1, 2, True), (2, 2, True)] if world > 1 else []
     jobs = []
     for stage, micro, cached in cases:
         for momentum in (None, 0.0):

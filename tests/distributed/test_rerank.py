@@ -23,7 +23,10 @@ from tests.support import run_ranks
 
 _GLOBAL = 9
 _CUTS = ((1, 0, 100_000), (1, 0, 300), (2, 3, 1_000), (2, 1, 2_100), (4, 2, 2_100), (4, 0, 90))
-"""Ranks, ZeRO stage, and tokens of a micro-batch: 32 pairs of 64 are 2,048, so that fewer mean two passes."""
+"""Ranks, ZeRO stage, and tokens of a micro-batch: 32 pairs of 64 are 2,048, so that fewer mean two passes.
+
+On two ranks and on four every other loss meets the first cut, and those between the second.
+"""
 
 
 def _mapping(folder: Path, kind: str, stage: int = 0, tokens: int = 100_000) -> dict[str, Any]:
@@ -91,8 +94,11 @@ def literals(folder: Path) -> list[dict[str, Any]]:
 def test_gradients_are_those_of_a_literal_loop(
     folder: Path, literals: list[dict[str, Any]], world: int, stage: int, tokens: int
 ) -> None:
-    ranks = run_ranks(_first_steps, world, [_mapping(folder, kind, stage, tokens) for kind in LOSSES])
-    for number, (kind, expected) in enumerate(zip(LOSSES, literals, strict=True)):
+    cut = _CUTS.index((world, stage, tokens))
+    kinds = [kind for number, kind in enumerate(LOSSES) if world == 1 or number % 2 == cut % 2]
+    ranks = run_ranks(_first_steps, world, [_mapping(folder, kind, stage, tokens) for kind in kinds])
+    for number, kind in enumerate(kinds):
+        expected = literals[list(LOSSES).index(kind)]
         losses = [rank[number]["losses"][0]["loss"] for rank in ranks]
         assert np.mean(losses) == pytest.approx(expected["loss"], rel=1e-5), kind
         (found,) = ranks[0][number]["gradients"]
