@@ -223,6 +223,7 @@ def test_text_from_the_hub_to_a_submission(world: Path, monkeypatch: pytest.Monk
         assert (world / f"report_figure3_{side}/glue-by-pretraining.png").is_file()
 
 
+@pytest.mark.family
 @pytest.mark.slow
 def test_pictures_from_lxmerts_files_to_result_files(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pictures(world)
@@ -235,6 +236,7 @@ def test_pictures_from_lxmerts_files_to_result_files(world: Path, monkeypatch: p
     )
 
 
+@pytest.mark.family
 @pytest.mark.slow
 def test_latent_tables(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_part("clvae", world, monkeypatch)
@@ -242,6 +244,7 @@ def test_latent_tables(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "Latent-variable models (Tables 1 to 3 and 7)" in (world / f"report_{name}/report.md").read_text()
 
 
+@pytest.mark.family
 def test_word_vectors_of_a_dump(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_part("ace", world, monkeypatch)
     assert (world / "vectors.txt").read_text().split("\n")[0].split()[1] == "300"

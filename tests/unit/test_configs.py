@@ -40,6 +40,11 @@ FILES = sorted(path for kind in ("pretrain", "finetune") for path in (CONFIGS / 
 JOBS = [path for path in FILES if not path.stem.startswith("_")]
 BASES = [path for path in FILES if path.stem.startswith("_")]
 SWEEPS = sorted((CONFIGS / "sweep").glob("*.yaml"))
+_OF_FAMILIES = ("vqa", "gqa", "nlvr2", "latent_")
+TRIED = [
+    pytest.param(path, marks=pytest.mark.family if path.stem.startswith(_OF_FAMILIES) else (), id=path.stem)
+    for path in SWEEPS
+]
 CLUSTERS = sorted((CONFIGS / "cluster").glob("*.yaml"))
 WORLDS = (1, 2, 8)
 PICTURES = [
@@ -148,7 +153,7 @@ def _name(path: Path) -> str:
     return next(name for name in names if sum(f"/{other}".endswith(f"/{name}.yaml") for other in FILES) == 1)
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TRIED)
 def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Path) -> None:
     needs = [*_needs(path, here), f"sweep.dir={tmp_path / 'out'}"]
     shown: list[str] = []
@@ -212,7 +217,7 @@ def test_job_can_be_launched(tmp_path: Path, here: Path) -> None:
         assert not (tmp_path / "run").exists(), "a dry run writes nothing"
 
 
-@pytest.mark.parametrize("path", [p for p in SWEEPS if NEEDS[p.stem]], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [each for each in TRIED if NEEDS[str(each.id)]])
 def test_a_sweep_without_its_data_is_refused_before_anything_starts(path: Path, tmp_path: Path) -> None:
     overrides = [*_needs(path, tmp_path / "nowhere"), f"sweep.dir={tmp_path / 'sweep'}"]
     with pytest.raises(UserError, match="nowhere"):
@@ -257,6 +262,7 @@ def test_no_shipped_queue_is_without_a_guard_but_those_of_the_paper() -> None:
     assert plain == {"capt_small_paper", "capt_base_paper", "capt_large_paper", "capt_vl_paper"}
 
 
+@pytest.mark.family
 def test_vision_language_baseline_differs_in_the_contrast_alone() -> None:
     """Beside what LXMERT itself does otherwise: its batch, the length that follows from it, and BERT's Adam."""
     capt, lxmert = (load_job(name).model_dump(by_alias=True) for name in ("capt_vl_qa", "lxmert"))

@@ -320,7 +320,11 @@ def _seconds(reader: Reader, source: Any, runs: int) -> float:
     return best
 
 
-@pytest.mark.parametrize("name", READERS)
+_OF_FAMILIES = ("words", "analogies", "vectors", "latent", "regions", "captions", "questions", "answers", "predictions")
+NAMES = [pytest.param(name, marks=pytest.mark.family if name.startswith(_OF_FAMILIES) else ()) for name in READERS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_ten_times_the_file_takes_ten_times_as_long(name: str, tmp_path: Path) -> None:
     reader = READERS[name]
     sources = []

@@ -185,7 +185,13 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.family) if name in ("vectors.txt", "questions.json") else name
+        for name in READERS
+    ],
+)
 def test_a_pointer_of_git_lfs_is_no_file_of_any_kind(tmp_path: Path, name: str) -> None:
     """A clone without Git LFS has three lines of text in the place of each large file, whatever its name says."""
     (tmp_path / name).write_text(POINTER)

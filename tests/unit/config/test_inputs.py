@@ -91,8 +91,13 @@ def test_inputs_that_are_there_are_described(folder: Path) -> None:
         ("capt_continue", ["data.files=@/text.txt"], CheckpointError, "model.init: no folder FOLDER_OR_HUB_ID; name a"),
         ("rte", ["data.path=@/glue", "model.init=@/nowhere"], CheckpointError, "model.init: no folder"),
         ("rte", ["data.path=@/glue", "model.init=@/glue"], CheckpointError, "neither a run or checkpoint"),
-        ("ptb/vae", [], DataError, r"data\.path: no folder data/ptb"),
-        ("ptb/vae", ["data.path=@/glue"], DataError, "no .txt file whose name says train"),
+        *(
+            pytest.param("ptb/vae", overrides, DataError, message, marks=pytest.mark.family)
+            for overrides, message in (
+                ([], r"data\.path: no folder data/ptb"),
+                (["data.path=@/glue"], "no .txt file whose name says train"),
+            )
+        ),
     ],
 )
 def test_inputs_that_are_not_there_are_named(

@@ -197,6 +197,7 @@ def test_an_error_that_stays_is_named(behind: Bucket, monkeypatch: pytest.Monkey
         behind.proxy.faults.clear()
 
 
+@pytest.mark.family
 def test_prepared_shards_and_regions_over_answers_that_fail(behind: Bucket, tmp_path: Path) -> None:
     """Every third answer is a 503 or a body that is cut, and what is written and read has the same bytes."""
     spoiled: list[int | str | float] = [0.0, 503, 0.0, 0.0, "cut", 0.0] * 50

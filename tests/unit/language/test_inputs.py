@@ -91,6 +91,7 @@ def test_what_fine_tuning_refuses_is_refused_before(what: str, folder: Path) -> 
     assert before == _reason(lambda: load_backbone(folder))
 
 
+@pytest.mark.family
 def test_an_encoder_of_texts_is_no_model_of_pictures(folder: Path) -> None:
     from capt.pretrain.models.tokenizer import TokenizerSection
     from capt.pretrain.vision_language.config import VisionLanguageData

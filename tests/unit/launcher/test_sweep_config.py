@@ -225,6 +225,7 @@ def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:
         load_sweep(config, ["lr"])
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("task", ["vqa", "gqa", "nlvr2"])
 def test_files_named_for_a_sweep_take_the_place_of_the_microworld(task: str) -> None:
     """``capt finetune`` does the same: the shipped jobs have a synthetic world where no file is named."""
