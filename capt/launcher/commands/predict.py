@@ -87,5 +87,5 @@ def predict_work(model: Path, file: Path, out: Path, options: dict[str, Any]) ->
 
 def counts_of_classes(result: dict[str, Any]) -> str:
     """Return the result for people."""
-    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(result["counts"].items())[:20])
+    counts = ", ".join(f"{name}: {count:,}" for name, count in sorted(result["counts"].items())[:20])
     return f"{result['out']}: {result['rows']:,} rows" + (f" ({counts})" if counts else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,9 @@ def test_every_format_holds_the_same_rows_in_the_order_of_the_file(
         out = tmp_path / f"out.{suffix}"
         code, said, err = capt("predict", str(model), str(tmp_path / "new.csv"), "--out", str(out))
         assert (code, err) == (0, "")
-        assert f"{out}: 21 rows (" in said
+        shares = sorted(Counter(row.cells["label"] for row in read_file(out)).items())
+        counts = ", ".join(f"{name}: {count}" for name, count in shares)
+        assert said == f"{out}: 21 rows ({counts})\n"
         tables[suffix] = [row.cells for row in read_file(out)]
         assert [row["text"] for row in tables[suffix]] == rows
         assert [row["ID"] for row in tables[suffix]] == [f"r{i}" for i in range(21)]
