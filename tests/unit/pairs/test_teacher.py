@@ -209,10 +209,12 @@ def test_what_cannot_be_learnt_is_refused_in_a_line(tmp_path: Path) -> None:
     zero.add([text_hash(texts[0])], np.zeros((1, WIDTH), np.float32))
     zero.close()
     assert "the vector of a text is all zeros" in refused(DataError, vectors=str(tmp_path / "zeros"))
-    rows = next((tmp_path / "zeros").glob("*/*.rows"))
+    write_vectors(tmp_path / "damaged", texts, WIDTH)
+    (rows,) = (tmp_path / "damaged").glob("*/*.rows")
     content = bytearray(rows.read_bytes())
     content[-WIDTH * 4] ^= 1
-    (next((tmp_path / "half").glob("*/*.rows"))).write_bytes(bytes(content))
+    rows.write_bytes(content)
+    assert "source pairs: 1 of 60 texts have no vector in" in refused(DataError, vectors=str(tmp_path / "damaged"))
     for section, fault in (
         ({"cosine": 0.0}, "is read for a loss"),
         ({"vectors": None}, "is of a teacher's vectors: set distillation.vectors"),

@@ -22,6 +22,7 @@ from capt.pretrain.retrieval import index as room
 from capt.pretrain.retrieval import index_build
 from capt.pretrain.retrieval.data import read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions
+from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
 from capt.pretrain.retrieval.graph import has_faiss
 from capt.pretrain.retrieval.index import BuildOptions, Hit, SearchIndex, build_index
@@ -352,6 +353,13 @@ def test_the_search_is_that_of_the_evaluation(sentences: Path, tmp_path: Path) -
     assert ours["differences"]["hybrid - dense, ndcg@10"] == theirs["differences"]["fusion - full, ndcg@10"]
 
 
+class Terminal(io.StringIO):
+    """Lines that are typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_from_a_folder_of_text_to_a_search(
     capt: Capt, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +385,14 @@ def test_from_a_folder_of_text_to_a_search(
     assert answers[0]["hits"][0].keys() == {*Hit.__annotations__, "place"}
     monkeypatch.setattr("sys.stdin", io.StringIO("\nriver\n"))
     assert json.loads(capt("search", "index", "--json")[1]) == answers[0]
+    loads: list[Path] = []
+    monkeypatch.setattr(
+        room, "load_text_encoder", lambda model, options: (loads.append(model), load_text_encoder(model, options))[1]
+    )
+    monkeypatch.setattr("sys.stdin", Terminal("river\n\nking\n"))
+    code, out, err = capt("search", "index", "--json")
+    assert ([json.loads(line) for line in out.splitlines()], err.count("question> ")) == (answers, 4)
+    assert len(loads) == 1, "one load for all questions"
     code, _, err = capt("search", "index", "x", "--where", "file")
     assert (code, err) == (2, "error: --where file: FIELD=VALUE is expected, such as author=Keynes\n")
     code, _, err = capt("search", "nowhere", "x")
