@@ -240,7 +240,7 @@ FITS = """(() => {
   const page = document.documentElement;
   const cut = [...document.querySelectorAll('pre > code')].filter(code => code.scrollWidth > code.clientWidth + 1);
   const broken = [...document.querySelectorAll('td:first-child > code:only-child')].filter(code =>
-    code.getClientRects().length > 1);
+    code.textContent.length < 32 && code.offsetHeight > 1.7 * parseFloat(getComputedStyle(code).lineHeight));
   return {page: page.scrollWidth - page.clientWidth, cut: cut.map(code => code.textContent.slice(0, 40)),
           broken: broken.map(code => code.textContent), columns: document.querySelector('pre > code')?.clientWidth};
 })()"""
@@ -251,6 +251,8 @@ def test_no_page_cuts_code_or_breaks_keys(site: Path, tmp_path: Path) -> None:
     """At the width of a phone, a tablet and a desktop."""
     pages = [
         "",
+        "contrast",
+        "guide/troubleshooting",
         "quickstart",
         "reference/cli",
         "reference/keys",

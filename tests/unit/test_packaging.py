@@ -79,7 +79,9 @@ def test_the_extra_that_an_error_names_holds_the_package(package: str) -> None:
         "google": ["protobuf"],
         "faiss": ["faiss-cpu"],
     }
-    names = known.get(package) or packages_distributions()[package]
+    names = known.get(package) or packages_distributions().get(package)
+    if names is None:  # as in the environments of make test-floor and make test-newest
+        pytest.skip(f"{package} is not installed (the extra {EXTRA_OF[package]})")
     held = {canonicalize_name(Requirement(line).name) for line in EXTRAS[EXTRA_OF[package]]}
     assert held & {canonicalize_name(name) for name in names}
 

@@ -5,6 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from capt.pretrain.models.architecture import flops_per_token
+from capt.pretrain.models.config import RobertaConfig
+from tests.documented import ROOT
 from tests.unit.models.support import LENGTH, batch, small_model
 
 N, MASKED = 5, 3
@@ -28,6 +30,19 @@ def test_mlm_alone_is_what_runs() -> None:
 def test_mean_pooling_is_what_runs() -> None:
     expected = flops_per_token(small_model(pooling="mean").config, LENGTH, MASKED / LENGTH, views=2)
     assert _counted(True, "mean") == pytest.approx(expected, rel=0.02)
+
+
+def test_roberta_base_by_hand_with_the_vocabulary_and_as_the_page_says() -> None:
+    h, ffn, layers, vocabulary, length, masks = 768, 3072, 12, 50265, 512, 0.15
+    everywhere, row = 4 * h * h, 4 * h * h + 4 * h * ffn + 4 * h * length  # keys and values; query, output, the rest
+    encoder = 3 * (layers * everywhere + (layers - 1 + masks) * row)
+    head = 3 * masks * (2 * h * h + 2 * h * vocabulary)
+    counted = flops_per_token(RobertaConfig(size="base", vocab_size=vocabulary), length, masks, views=1)
+    assert counted == pytest.approx(encoder + head, rel=1e-9)
+    told = " ".join((ROOT / "docs/guide/training.md").read_text().split())
+    figures = f"{counted / 1e6:.0f} MFLOP: {encoder / 1e6:.0f} of the encoder, and {head / 1e6:.0f} of the head"
+    assert figures in told
+    assert f"needs {3 * layers * (everywhere + row) / 1e6:.0f}, nearly the same" in told
 
 
 def test_both_views_count_what_is_read() -> None:
