@@ -7,6 +7,7 @@ import os
 import random
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,6 +96,28 @@ def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
     assert said["ndcg@10"] > 0
 
 
+@pytest.mark.slow
+def test_the_search_in_pythons_library(tmp_path: Path) -> None:
+    """``make quickstart``, its lines as a shell runs them, with small modules for the installed packages."""
+    _write_modules(tmp_path / "code")
+    folder = tmp_path / "quickstart"
+    args = (
+        "schedule.max_steps=4 schedule.stop_after=2 schedule.warmup_steps=1 batch.global=16 batch.micro=8 "
+        "validate.every=2 run.threads=1 run.tensorboard=false"
+    )
+    make = ["make", "-n", "-o", "install", "quickstart", f"RUN={folder}", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run([*make, f"ARGS={args}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    recipe = done.stdout.replace("/data'), ", f"/data'), [Path('{tmp_path / 'code'}')], ")
+    recipe = recipe.replace(" mlm_tiny ", f" mlm_tiny {_TINY.replace('170', '140')} run.threads=1 ")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ran = subprocess.run(["bash", "-e", "-c", recipe], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "BM25" in ran.stdout
+    assert all(answer in ran.stdout for answer in (folder / "data" / "answers.txt").read_text().split("\n"))
+    assert (folder / "export" / "modules.json").is_file()
+    assert (folder / "report" / "report.html").is_file()
+
+
 def test_three_commands_from_documents_and_pairs_to_a_search_with_a_reranker(tmp_path: Path) -> None:
     """The page's commands with a small encoder for MiniLM; the answers have the scores of the export."""
     from sentence_transformers import CrossEncoder
@@ -171,17 +194,23 @@ def test_a_folder_of_text_has_pairs_of_its_own(tmp_path: Path) -> None:
         write_data(tmp_path / "few", None, [tmp_path / "one.txt"])
 
 
-def test_pythons_own_library_is_searched_by_what_is_held_out(tmp_path: Path) -> None:
-    """In the tour's order, and nothing that is asked is trained on or read by the encoder."""
+def _write_modules(folder: Path) -> dict[str, str]:
+    """Write modules of documented functions, of the standard library's names but one; returns the word of each."""
     words = {"mine": "river", "abc": "stone", "csv": "house", "shutil": "door", "glob": "child", "os": "book",
              "statistics": "letter"}  # fmt: skip
+    folder.mkdir()
     for module, word in words.items():
         functions = [
             f'def part{i}(x, y=1):\n    """Return the part of the {word} that has the number {i} in the list."""\n'
             for i in range(40)
         ]
-        (tmp_path / "code").mkdir(exist_ok=True)
-        (tmp_path / "code" / f"{module}.py").write_text("\n".join(functions))
+        (folder / f"{module}.py").write_text("\n".join(functions))
+    return words
+
+
+def test_pythons_own_library_is_searched_by_what_is_held_out(tmp_path: Path) -> None:
+    """In the tour's order, and nothing that is asked is trained on or read by the encoder."""
+    words = _write_modules(tmp_path / "code")
     out = tmp_path / "out"
     said = write_library_search(out, [tmp_path / "code"])
     for part in ("256 pairs", "24 of Python's own library are held out", "240 signatures"):
