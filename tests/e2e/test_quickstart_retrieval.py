@@ -112,7 +112,7 @@ def test_the_search_in_pythons_library(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     ran = subprocess.run(["bash", "-e", "-c", recipe], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "BM25" in ran.stdout
+    assert "bm25" in ran.stdout
     assert all(answer in ran.stdout for answer in (folder / "data" / "answers.txt").read_text().split("\n"))
     assert (folder / "export" / "modules.json").is_file()
     assert (folder / "report" / "report.html").is_file()
