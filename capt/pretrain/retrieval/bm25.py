@@ -63,6 +63,11 @@ class Bm25Index:
             raise DataError(f"{folder}: damaged words of an index; build the index again in a new folder") from None
 
 
+def require_bm25() -> None:
+    """Raise ``ModuleNotFoundError`` where the library is not installed."""
+    _library()
+
+
 def _library() -> Any:
     import bm25s
 

@@ -17,6 +17,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.contrast.precisions import VectorPrecision
 from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.engine.run_folder import Figures, Histograms, Section
+from capt.pretrain.retrieval.bm25 import require_bm25
 from capt.pretrain.retrieval.data import Collection, read_sets
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
@@ -113,6 +114,8 @@ def evaluate(
         precisions = _precisions(encoder, options, settings)
         if wrong:
             raise ConfigError(f"--dims {wrong[0]}: {model} gives {encoder.dimension} dimensions")
+        if settings.bm25 or settings.fusion:
+            require_bm25()
     # Wrong arguments have been refused by now: what follows may take hours.
     sections, lines = [], []
     for collection in collections:

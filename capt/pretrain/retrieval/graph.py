@@ -66,10 +66,15 @@ class VectorGraph:
         return float(np.mean([np.isin(row, there).mean() for row, there in zip(wanted, found, strict=True)]))
 
 
+def require_faiss() -> None:
+    """Raise ``ModuleNotFoundError`` where the library is not installed."""
+    _library()
+
+
 def has_faiss() -> bool:
     """Return whether the library is installed."""
     try:
-        _library()
+        require_faiss()
     except ModuleNotFoundError:
         return False
     return True

@@ -22,10 +22,10 @@ from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.parallel import ProgressCallback, batched
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.data.formats import TextFile
-from capt.pretrain.retrieval.bm25 import Bm25Index
+from capt.pretrain.retrieval.bm25 import Bm25Index, require_bm25
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.graph import GRAPH_FROM, VectorGraph, has_faiss
+from capt.pretrain.retrieval.graph import GRAPH_FROM, VectorGraph, has_faiss, require_faiss
 from capt.pretrain.retrieval.index_files import (
     ABOUT,
     DOCUMENTS,
@@ -115,6 +115,10 @@ def build_index(
     """
     out, model, options = Path(out), Path(model), options or BuildOptions()
     _require_index(out)
+    # What is not installed is said before hours of encoding.
+    require_bm25()
+    if options.approximate:
+        require_faiss()
     files = find_sources([str(each) for each in documents], out.resolve())
     encoder = load_text_encoder(model, options.encoder)
     encoder.require_vectors("the index keeps vectors")

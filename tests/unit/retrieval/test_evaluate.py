@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.compare import compare
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
@@ -300,7 +301,7 @@ def test_bm25_of_texts_without_a_word() -> None:
     assert bm25_rankings(collection, SearchCorpus.of(collection)) == [[]]
 
 
-def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
+def test_bm25_beside_the_model(sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the literal formula: idf log(1 + (N - n + .5) / (n + .5)), tf / (tf + k1 (1 - b + b L / mean L))."""
     pytest.importorskip("bm25s", reason="bm25s is not installed")
     import math
@@ -328,6 +329,10 @@ def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
         assert len(found) == sum(score > 0 for score in scores.values())
     systems = measured(sentences, folder, tmp_path / "store", bm25=True)
     assert list(systems) == ["full", "bm25"]
+    monkeypatch.setattr("capt.pretrain.retrieval.evaluate.embed", lambda *_: pytest.fail("encoded"))
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(UserError, match="the package bm25s is not installed"):
+        measured(sentences, folder, tmp_path / "store", fusion=True)
 
 
 def test_the_command_line(sentences: Path, tmp_path: Path, capt: Capt) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -218,6 +219,16 @@ def test_a_kill_loses_nothing_and_a_change_costs_what_changed(toy: Reader, tmp_p
     (texts / "new0.txt").unlink()
     lost = build_index([texts], "toy", tmp_path / "index", options)
     assert (lost.removed, lost.encoded) == (1, lost.passages)
+
+
+@pytest.mark.parametrize(("package", "options"), [("bm25s", BuildOptions()), ("faiss", BuildOptions(approximate=True))])
+def test_a_package_that_is_missing_is_said_before_anything_is_encoded(
+    package: str, options: BuildOptions, toy: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy, "encode", lambda *_: pytest.fail("encoded"))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=package):
+        build_index([write_texts(tmp_path / "texts", 3)], "toy", tmp_path / "index", options)
 
 
 def test_only_what_an_index_holds_is_replaced(toy: Reader, tmp_path: Path) -> None:
