@@ -104,9 +104,9 @@ def references(folder: Path) -> list[dict[str, Any]]:
 
 
 _CASES = {
-    1: [(0, 1, True), (1, 4, True), (2, 1, True), (3, 4, True), (3, 16, True), (0, 4, False)],
+    1: [(0, 1, True), (3, 16, True), (0, 4, False)],
     2: [(0, 4, True), (1, 2, True), (2, 4, True), (3, 4, True), (1, 4, False)],
-    4: [(1, 4, True), (2, 16, True), (3, 4, False)],
+    4: [(2, 16, True), (3, 4, False)],
 }
 """Per number of ranks: ZeRO stage, pairs of a micro-batch over all ranks, whether mismatched pairs are contrasted."""
 
