@@ -127,7 +127,7 @@ wheelhouse: install
 # step at a rate of nearly 0 makes the checkpoint.
 quickstart: install
 	rm -rf $(RUN)
-	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
+	$(BIN)/python -c "from pathlib import Path; from examples.quickstart.own_structure import write_library_search; \
 	    print(write_library_search(Path('$(RUN)/data'), $(PROGRESS)))"
 	$(BIN)/capt pretrain mlm_tiny run.dir=$(RUN)/encoder data.files=$(RUN)/data/text.txt schedule.max_steps=1 \
 	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8
@@ -199,7 +199,7 @@ MEASURE := --retrieval $(RETRIEVAL)/data/beir --bm25 --dims 64,32,16 --store $(R
 # The circle: text, pairs, mined negatives, a reranker of them, its scores back into the encoder; a figure after each step.
 quickstart-retrieval: install
 	rm -rf $(RETRIEVAL)
-	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_data; \
+	$(BIN)/python -c "from pathlib import Path; from examples.quickstart.own_structure import write_data; \
 	    print(write_data(Path('$(RETRIEVAL)/data'), $(if $(BEIR),Path('$(BEIR)'),None), [Path(each) for each in '$(FILES)'.split()], $(PROGRESS)))"
 	$(BIN)/capt pretrain mlm_tiny run.dir=$(RETRIEVAL)/random data.files=$(RETRIEVAL)/data/text.txt schedule.max_steps=1 \
 	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8 $(ARGS)
@@ -237,7 +237,7 @@ quickstart-retrieval: install
 quickstart-distil: install
 	rm -rf $(DISTIL)
 	$(if $(TEACHER),,test -d $(RUN)/export || $(MAKE) quickstart)
-	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
+	$(BIN)/python -c "from pathlib import Path; from examples.quickstart.own_structure import write_library_search; \
 	    print(write_library_search(Path('$(DISTIL)/data'), $(PROGRESS)))"
 	grep . $(DISTIL)/data/text.txt | head -n $(TAUGHT) > $(DISTIL)/taught.txt
 	$(BIN)/capt encode $(DISTIL)/taught.txt $(DISTIL)/data/beir --model $(or $(TEACHER),$(RUN)/export) \

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from capt.pretrain.plan.devices import ABOUT, CENTRAL, FAST, SLOW
+from capt.pretrain.plan.devices import CENTRAL, FAST, SLOW
 from capt.pretrain.plan.predict import collective_seconds
 from tests.benchmarks.scale_tables import FULL, GLOBAL, OTHERS, QUEUES, WORLDS, Prediction, Scenario, shipped_rows
 from tests.benchmarks.scale_time import CHEAP, CONSTANTS, DEAR, H100
@@ -86,6 +86,20 @@ capt pretrain capt_large data.files='[text/*.txt.gz]' run.dir=runs/none contrast
 
 To predict other sizes: `Scenario(world, samples, queue, options)` in `tests/benchmarks/scale_tables.py`, and `capt
 bench scale --out docs/benchmarks`."""
+
+
+ABOUT = {
+    "products": "share of the peak that matrix products reach",
+    "memory": "share of the memory's bandwidth that the operators between the products, and the update, reach",
+    "launch": "seconds in which the host starts an operator; hosts run ahead, so the larger of this and of the time of "
+    "the device counts",
+    "fused_bytes": "share of the bytes between products that is left with model.compile",
+    "fused_operators": "share of the operators that is left with model.compile",
+    "links": "share of a link's peak that a ring reaches",
+    "rails": "whether a ring between hosts uses all network cards of a host; else one card",
+    "zero_hidden": "share of ZeRO's reduction of gradients that is hidden behind the backward pass",
+}
+"""What each of `Assumptions` is."""
 
 
 def page(found: Prediction, proven: list[dict[str, Any]]) -> list[dict[str, Any]]:

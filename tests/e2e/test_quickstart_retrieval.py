@@ -15,7 +15,7 @@ import pytest
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.retrieval.own_structure import write_data, write_docstring_data, write_library_search
+from examples.quickstart.own_structure import write_data, write_docstring_data, write_library_search
 from tests.documented import commands
 from tests.finetune import sentence
 from tests.language import write_corpus

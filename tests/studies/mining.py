@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from capt.pretrain.base.files import write_text
 from capt.pretrain.config.retrieval import METRICS
-from capt.pretrain.retrieval.own_structure import BEIR, PAIRS, TEXT, write_data
+from examples.quickstart.own_structure import BEIR, PAIRS, TEXT, write_data
 from tests.studies.seeds import paired, spread
 from tests.studies.support import capt, finish, same_settings, table
 

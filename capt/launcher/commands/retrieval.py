@@ -20,14 +20,6 @@ from capt.pretrain.retrieval.options import EncoderOptions, Rules
 if TYPE_CHECKING:
     from capt.launcher.plan import Options
 
-Model = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MODEL",
-        parser=o.source_path,
-        help="A checkpoint or run, a Hugging Face or sentence-transformers folder, or USER/NAME of the hub.",
-    ),
-]
 Store = Annotated[
     str | None,
     typer.Option(

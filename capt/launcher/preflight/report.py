@@ -66,11 +66,7 @@ SWITCH = "; --no-preflight starts the job nevertheless"
 
 
 def refuse(checks: Sequence[Check], switch: str = SWITCH) -> None:
-    """Log what is not in order.
-
-    Raises:
-        MachineError: a check failed; with several, each has a line in the log.
-    """
+    """Log what is not in order. Raises ``MachineError``: a check failed; with several, each has a line in the log."""
     for check in checks:
         if check.level == "warn":
             log.warning("preflight: %s", line(check))

@@ -121,11 +121,7 @@ class SweepPlan:
 
 
 def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -> SweepPlan:
-    """Resolve every study's base job.
-
-    Raises:
-        ConfigError: a base is missing or malformed.
-    """
+    """Resolve every study's base job. Raises ``ConfigError``: a base is missing or malformed."""
     studies = {}
     for name, study in sweep.studies.items():
         overrides: dict[str, Any] = {}

@@ -77,11 +77,7 @@ def write_heads(folder: Path, heads: Bottleneck, section: BottleneckSection, mlm
 
 
 def read_heads(folder: Path) -> StoredHeads | None:
-    """Read the heads of an export; None where it has none.
-
-    Raises:
-        CheckpointError: a file is damaged or missing.
-    """
+    """Read the heads of an export; None where it has none. Raises ``CheckpointError``: a file is damaged or missing."""
     path = folder / TENSORS
     if not path.exists():
         return None

@@ -39,11 +39,6 @@ Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
 Terms = tuple[Tensor, ...]
 """Matrices of one shape whose sum is an operand, the largest first."""
 
-RELATIVE_ERROR: dict[Precision, float] = {
-    "fp32": 0.0, "tf32": 2**-9, "bf16x6": 2**-21, "bf16x3": 2**-14, "bf16": 2**-7 + 2**-16,
-}  # fmt: skip
-"""The bound :math:`\\delta` of each precision."""
-
 _TERMS: dict[Precision, int] = {"bf16": 1, "bf16x3": 2, "bf16x6": 3}
 
 

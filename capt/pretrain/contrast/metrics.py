@@ -253,11 +253,7 @@ class MaskedTokenAccumulator:
         self._sums += torch.stack((loss_sum.detach().double(), correct.double(), count.double()))
 
     def totals(self) -> tuple[float, float, float]:
-        """The three sums over all ranks (collective).
-
-        Raises:
-            DataError: no token was masked on any rank.
-        """
+        """The three sums over all ranks (collective). Raises ``DataError``: no token was masked on any rank."""
         loss, correct, count = all_reduce_sum(self._sums).tolist()
         if count == 0:
             raise DataError("validation saw no masked token: the corruption masks none, or the texts are too short")

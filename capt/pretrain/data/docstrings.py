@@ -27,7 +27,7 @@ from capt.pretrain.base.parallel import ProgressCallback, ordered_map
 
 _FORMAT = 2
 """Counted up when what is taken from a docstring changes, so that old caches are not used."""
-_FILES_A_TASK = 50
+FILES_A_TASK = 50
 _FEWEST_WORDS = 8
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 """Other environments' packages below the standard library, and tests: a quarter of the code, hardly any prose."""
@@ -88,14 +88,14 @@ def docstring_file(
     Written to ``cache`` once for a given set of source files (their names and sizes), and reused after that.
     ``progress`` gets the number of files read and of all files. Raises ``DataError`` when there is no docstring at all.
     """
-    files = [path for folder in (folders or python_folders()) for path in _python_files(folder)]
+    files = [path for folder in (folders or python_folders()) for path in python_files(folder)]
     # Names and sizes are compared in place of the content: no file is opened to see that the cache is good.
     listing = [(str(path), path.stat().st_size) for path in files]
     key = hashlib.sha256(json.dumps([_FORMAT, sys.version_info[:2], listing]).encode()).hexdigest()[:16]
     path = cache / f"docstrings-{key}.txt"
     if path.is_file():
         return path
-    tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
+    tasks = [files[i : i + FILES_A_TASK] for i in range(0, len(files), FILES_A_TASK)]
     seen: set[bytes] = set()
     require_cache(cache)
     with new_file(path) as out:
@@ -105,93 +105,10 @@ def docstring_file(
                 if new:
                     out.write("\n".join(new) + "\n\n")
             if progress is not None:
-                progress(min(number * _FILES_A_TASK, len(files)), len(files))
+                progress(min(number * FILES_A_TASK, len(files)), len(files))
         if not seen:
             raise DataError(f"data.source: no docstrings in {len(files)} Python files; give text in data.files")
     return path
-
-
-def write_pairs(
-    folder: Path,
-    folders: Sequence[Path] | None = None,
-    workers: int = 2,
-    progress: ProgressCallback | None = None,
-) -> int:
-    """Write pairs of what a function does and its name with its arguments, and return how many.
-
-    ``folder/pairs.jsonl`` has a query (the first English paragraph of the docstring) and a positive
-    (``shutil.copytree(src, dst, symlinks)``: module, name, and the names of the arguments) on each line. Left out are
-    functions of which any part of the name begins with an underscore, functions of tests, and paragraphs that describe
-    more than one function, where nothing but the function's own name tells them apart. ``progress`` gets the number of
-    files read and of all files.
-
-    Raises:
-        DataError: no function has such a docstring.
-    """
-    files = [(each, path) for each in (folders or python_folders()) for path in _python_files(each)]
-    tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
-    described: dict[str, set[tuple[str, str]]] = {}
-    for number, found in enumerate(ordered_map(_read_signatures, tasks, workers), start=1):
-        for paragraph, signature in found:
-            # Methods of many classes share a description, with their own name in it.
-            described.setdefault(_without_name(paragraph, signature), set()).add((paragraph, signature))
-        if progress is not None:
-            progress(min(number * _FILES_A_TASK, len(files)), len(files))
-    pairs = [next(iter(alike)) for alike in described.values() if len(alike) == 1]
-    if not pairs:
-        raise DataError(f"no function in {len(files)} Python files has a docstring")
-    folder.mkdir(parents=True, exist_ok=True)
-    with new_file(folder / "pairs.jsonl") as out:
-        for paragraph, signature in pairs:
-            out.write(json.dumps({"query": paragraph, "pos": [signature]}, ensure_ascii=False) + "\n")
-    return len(pairs)
-
-
-_HIDDEN = re.compile(r"(^|\.)_|(^|[._])tests?([._]|$)")
-"""Names of which a part begins with an underscore, or that are of tests."""
-
-
-def _read_signatures(files: Sequence[tuple[Path, Path]]) -> list[tuple[str, str]]:
-    """The first English paragraph of every public function, and its name with the names of its arguments.
-
-    ``files``: a folder of modules, and a file in it.
-    """
-    found = []
-    for folder, path in files:
-        module = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-        tree = None if _HIDDEN.search(module) else _parsed(path)
-        for node, name in _functions(tree, "") if tree is not None else ():
-            paragraph = next(prose(_docstring(node)), None)
-            if paragraph is not None and not _HIDDEN.search(name):
-                found.append((paragraph, f"{module}.{name}({_arguments(node, name)})"[:200]))
-    return found
-
-
-def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
-    """The names of the arguments as a call gives them: without that of the object or class of a method."""
-    given = node.args
-    names = [each.arg for each in (*given.posonlyargs, *given.args)]
-    if "." in name and names[:1] in (["self"], ["cls"]):
-        names = names[1:]
-    names += [f"*{given.vararg.arg}"] if given.vararg else []
-    names += [each.arg for each in given.kwonlyargs]
-    names += [f"**{given.kwarg.arg}"] if given.kwarg else []
-    return ", ".join(names)
-
-
-def _without_name(paragraph: str, signature: str) -> str:
-    """``paragraph`` with a blank for each word that is a part of the function's own name."""
-    own = set(signature.partition("(")[0].split("."))
-    return " ".join("" if word.strip("\"'.,;:()") in own else word for word in paragraph.split(" "))
-
-
-def _functions(node: Definition, prefix: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
-    """The functions of a module and of its classes, with names such as ``Path.exists``."""
-    for child in node.body:
-        if isinstance(child, ast.ClassDef):
-            yield from _functions(child, f"{prefix}{child.name}.")
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield child, f"{prefix}{child.name}"
 
 
 def prose(docstring: str) -> Iterator[str]:
@@ -239,16 +156,16 @@ def _read_files(paths: Sequence[Path]) -> list[list[str]]:
     """The prose of every module that has some; a file that is not Python of this version has none."""
     documents = []
     for path in paths:
-        tree = _parsed(path)
+        tree = parsed_module(path)
         if tree is None:
             continue
-        docstrings = [_docstring(node) for node in _definitions(tree)]
+        docstrings = [ast.get_docstring(node) or "" for node in _definitions(tree)]
         documents.append([paragraph for text in docstrings for paragraph in prose(text)])
     return [document for document in documents if document]
 
 
-def _parsed(path: Path) -> ast.Module | None:
-    """The syntax tree of a file; None where it has no docstring, or is not Python of this version."""
+def parsed_module(path: Path) -> ast.Module | None:
+    """Return the syntax tree of a file; None where it has no docstring, or is not Python of this version."""
     try:
         source = path.read_bytes()
         if b'"""' not in source:  # two thirds of the time goes into parsing
@@ -271,12 +188,8 @@ def _definitions(node: Definition) -> Iterator[Definition]:
             yield from _definitions(child)
 
 
-def _docstring(node: Definition) -> str:
-    return ast.get_docstring(node) or ""
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    """Every source file below ``folder`` that may hold prose, in a fixed order."""
+def python_files(folder: Path) -> Iterator[Path]:
+    """Yield every source file below ``folder`` that may hold prose, in a fixed order."""
     for parent, folders, files in os.walk(folder):
         # In place: os.walk then does not go into those left out.
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)

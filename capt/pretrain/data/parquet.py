@@ -51,11 +51,7 @@ class Parquet(Format):
                 writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
 
     def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
-        """Yield the rows.
-
-        Raises:
-            DataError: the file is damaged, or unpacks to far more than text does.
-        """
+        """Yield the rows. Raises ``DataError``: the file is damaged, or unpacks to far more than text does."""
         number = 0
         with _damage(path):
             table = pyarrow.parquet.ParquetFile(raw)

@@ -305,11 +305,7 @@ class LoadedLatentModel:
 
     @property
     def text(self) -> tuple[LatentTextModel, LatentVocabulary]:
-        """The modules and the vocabulary of a model of text.
-
-        Raises:
-            CheckpointError: it is a model of clusters.
-        """
+        """The modules and the vocabulary of a model of text. Raises ``CheckpointError``: it is a model of clusters."""
         if self.vocabulary is None:
             raise CheckpointError(f"{self.checkpoint}: a model of synthetic clusters, not of text")
         return LatentTextModel.of(self.modules), self.vocabulary

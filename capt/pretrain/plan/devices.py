@@ -137,7 +137,7 @@ def device_named(name: str) -> Device | None:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Figures that nobody publishes (`ABOUT`). The defaults are the central case.
+    """Figures that nobody publishes; `capt bench scale` says of each what it is. The defaults are the central case.
 
     The first, second and fourth are fitted to twelve steps of CAPT-Large on one H200 (docs/benchmarks/gpu.md), which
     they give within 13%; the others are guesses.
@@ -153,17 +153,6 @@ class Assumptions:
     zero_hidden: float = 0.5
 
 
-ABOUT = {
-    "products": "share of the peak that matrix products reach",
-    "memory": "share of the memory's bandwidth that the operators between the products, and the update, reach",
-    "launch": "seconds in which the host starts an operator; hosts run ahead, so the larger of this and of the time of "
-    "the device counts",
-    "fused_bytes": "share of the bytes between products that is left with model.compile",
-    "fused_operators": "share of the operators that is left with model.compile",
-    "links": "share of a link's peak that a ring reaches",
-    "rails": "whether a ring between hosts uses all network cards of a host; else one card",
-    "zero_hidden": "share of ZeRO's reduction of gradients that is hidden behind the backward pass",
-}
 CENTRAL = Assumptions()
 SLOW = replace(
     CENTRAL, products=0.48, memory=0.48, launch=9e-6, fused_bytes=0.9, fused_operators=0.5, rails=False, zero_hidden=0.0

@@ -207,22 +207,6 @@ def _check_more(more: np.ndarray, boxes: np.ndarray, width: int, height: int) ->
         raise DataError("boxes: the numbers after the edges are not width, height or area of the box")
 
 
-def encode(picture: Picture) -> bytes:
-    """The picture as a line of a file: what `decode` gives back, features in fp32."""
-
-    def text(values: np.ndarray | None, field: str) -> bytes:
-        return b"" if values is None else base64.b64encode(np.ascontiguousarray(values, dtype=_DTYPES[field]).data)
-
-    objects, attributes = (labels or (None, None) for labels in (picture.objects, picture.attributes))
-    fields = [
-        *(picture.id.encode(), str(picture.height).encode(), str(picture.width).encode()),
-        *(text(objects[0], "objects_id"), text(objects[1], "objects_conf")),
-        *(text(attributes[0], "attrs_id"), text(attributes[1], "attrs_conf")),
-        *(str(len(picture.features)).encode(), text(picture.boxes, "boxes"), text(picture.features, "features")),
-    ]
-    return b"\t".join(fields) + b"\n"
-
-
 def _labels(arrays: dict[str, np.ndarray], what: str) -> Labels:
     ids, scores = arrays[f"{what}_id"].astype(np.int64, copy=False), arrays[f"{what}_conf"]
     # Classes without confidences are certain.

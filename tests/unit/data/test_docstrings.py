@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.data.docstrings import docstring_file, prose, python_folders, write_pairs
+from capt.pretrain.data.docstrings import docstring_file, prose, python_folders
+from examples.quickstart.own_structure import write_pairs
 
 NUMPY = """
     Return the union of the indexes that are given by the user.

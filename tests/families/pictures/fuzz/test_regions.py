@@ -18,9 +18,9 @@ from capt.pretrain.regions.class_names import ClassNames
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.regions.summary import describe, summarize
-from capt.pretrain.regions.tsv import FIELDS, encode
+from capt.pretrain.regions.tsv import FIELDS
 from capt.pretrain.regions.writer import write_store
-from tests.families.pictures.regions.pictures import random_pictures
+from tests.families.pictures.regions.pictures import encode, random_pictures
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 

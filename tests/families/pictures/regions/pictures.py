@@ -1,7 +1,8 @@
-"""Random pictures for tests of the store."""
+"""Random pictures for tests of the store, and pictures as lines of feature files."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,3 +31,24 @@ def random_pictures(
             objects if labels else None,
             attributes if labels else None,
         )
+
+
+_TYPES = {**dict.fromkeys(("objects_id", "attrs_id"), "<i8"), **dict.fromkeys(("objects_conf", "attrs_conf"), "<f4")}
+"""Of a file's arrays; the others are fp32 too."""
+
+
+def encode(picture: Picture) -> bytes:
+    """The picture as a line of a feature file: what `capt.pretrain.regions.tsv.decode` gives back, features in fp32."""
+
+    def text(values: np.ndarray | None, field: str) -> bytes:
+        array = None if values is None else np.ascontiguousarray(values, dtype=_TYPES.get(field, "<f4"))
+        return b"" if array is None else base64.b64encode(array.data)
+
+    objects, attributes = (labels or (None, None) for labels in (picture.objects, picture.attributes))
+    fields = [
+        *(picture.id.encode(), str(picture.height).encode(), str(picture.width).encode()),
+        *(text(objects[0], "objects_id"), text(objects[1], "objects_conf")),
+        *(text(attributes[0], "attrs_id"), text(attributes[1], "attrs_conf")),
+        *(str(len(picture.features)).encode(), text(picture.boxes, "boxes"), text(picture.features, "features")),
+    ]
+    return b"\t".join(fields) + b"\n"

@@ -17,9 +17,8 @@ from capt.pretrain.regions import importing, writer
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.regions.tsv import encode
 from capt.pretrain.regions.writer import write_store
-from tests.families.pictures.regions.pictures import random_pictures
+from tests.families.pictures.regions.pictures import encode, random_pictures
 
 
 @pytest.fixture(autouse=True)

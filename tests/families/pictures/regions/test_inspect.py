@@ -19,9 +19,8 @@ from capt.pretrain.regions.class_names import ClassNames
 from capt.pretrain.regions.picture import Labels, Picture
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.regions.summary import describe
-from capt.pretrain.regions.tsv import encode
 from capt.pretrain.regions.writer import write_store
-from tests.families.pictures.regions.pictures import random_pictures
+from tests.families.pictures.regions.pictures import encode, random_pictures
 
 
 def _capt(*arguments: str) -> str:

@@ -12,8 +12,8 @@ import pytest
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.regions.picture import Labels, Picture
-from capt.pretrain.regions.tsv import FIELDS, decode, encode, parse_row
-from tests.families.pictures.regions.pictures import random_pictures
+from capt.pretrain.regions.tsv import FIELDS, decode, parse_row
+from tests.families.pictures.regions.pictures import encode, random_pictures
 
 
 def _read_as_lxmert_does(path: Path) -> list[dict[str, object]]:

@@ -14,9 +14,9 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.regions.tsv import FIELDS, TsvLayout, decode, encode, parse_row
+from capt.pretrain.regions.tsv import FIELDS, TsvLayout, decode, parse_row
 from capt.pretrain.regions.tsv_layout import FileType, infer_layout
-from tests.families.pictures.regions.pictures import random_pictures
+from tests.families.pictures.regions.pictures import encode, random_pictures
 
 BOTTOM_UP = ("img_id", "img_w", "img_h", "num_boxes", "boxes", "features")
 WITH_CLASSES = (*BOTTOM_UP[:5], "objects_conf", "attrs_conf", "objects_id", "attrs_id", "features")

@@ -15,10 +15,9 @@ from capt.pretrain.regions.extract.find import find_pictures
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.picture import ENDINGS, Damage
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.regions.tsv import encode
 from capt.pretrain.regions.writer import write_store
 from capt.pretrain.vision_language.data.read import read_examples
-from tests.families.pictures.regions.pictures import random_pictures
+from tests.families.pictures.regions.pictures import encode, random_pictures
 from tests.families.pictures.vision_language.data.forms import gqa_question
 
 FILES = ["a/1.jpg", "a/2.PNG", "b/1.jpg", "b/deep/x.v2.tiff", "top.jpeg"]

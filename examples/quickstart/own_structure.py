@@ -1,23 +1,24 @@
 """Weak pairs, text and a test set from the structure of a corpus itself: titles, first sentences, docstrings.
 
-``make quickstart-retrieval`` and the study of mining train on them.
+The targets ``quickstart`` of the Makefile and the study of mining train on them.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.atomic import new_file
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.parallel import ProgressCallback, ordered_map
 from capt.pretrain.base.randomness import derive
-from capt.pretrain.data.docstrings import write_pairs
+from capt.pretrain.data.docstrings import FILES_A_TASK, Definition, parsed_module, prose, python_files, python_folders
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.tables import read_file
 from capt.pretrain.retrieval.data import read_collections, read_documents, read_queries
@@ -219,3 +220,86 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _write_text(path: Path, lines: Iterable[str]) -> None:
     with new_file(path) as file:
         file.writelines(f"{line}\n" for line in lines)
+
+
+def write_pairs(
+    folder: Path,
+    folders: Sequence[Path] | None = None,
+    workers: int = 2,
+    progress: ProgressCallback | None = None,
+) -> int:
+    """Write pairs of what a function does and its name with its arguments, and return how many.
+
+    ``folder/pairs.jsonl`` has a query (the first English paragraph of the docstring) and a positive
+    (``shutil.copytree(src, dst, symlinks)``: module, name, and the names of the arguments) on each line. Left out are
+    functions of which any part of the name begins with an underscore, functions of tests, and paragraphs that describe
+    more than one function, where nothing but the function's own name tells them apart. ``progress`` gets the number of
+    files read and of all files.
+
+    Raises:
+        DataError: no function has such a docstring.
+    """
+    files = [(each, path) for each in (folders or python_folders()) for path in python_files(each)]
+    tasks = [files[i : i + FILES_A_TASK] for i in range(0, len(files), FILES_A_TASK)]
+    described: dict[str, set[tuple[str, str]]] = {}
+    for number, found in enumerate(ordered_map(_read_signatures, tasks, workers), start=1):
+        for paragraph, signature in found:
+            # Methods of many classes share a description, with their own name in it.
+            described.setdefault(_without_name(paragraph, signature), set()).add((paragraph, signature))
+        if progress is not None:
+            progress(min(number * FILES_A_TASK, len(files)), len(files))
+    pairs = [next(iter(alike)) for alike in described.values() if len(alike) == 1]
+    if not pairs:
+        raise DataError(f"no function in {len(files)} Python files has a docstring")
+    folder.mkdir(parents=True, exist_ok=True)
+    with new_file(folder / "pairs.jsonl") as out:
+        for paragraph, signature in pairs:
+            out.write(json.dumps({"query": paragraph, "pos": [signature]}, ensure_ascii=False) + "\n")
+    return len(pairs)
+
+
+_HIDDEN = re.compile(r"(^|\.)_|(^|[._])tests?([._]|$)")
+"""Names of which a part begins with an underscore, or that are of tests."""
+
+
+def _read_signatures(files: Sequence[tuple[Path, Path]]) -> list[tuple[str, str]]:
+    """The first English paragraph of every public function, and its name with the names of its arguments.
+
+    ``files``: a folder of modules, and a file in it.
+    """
+    found = []
+    for folder, path in files:
+        module = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        tree = None if _HIDDEN.search(module) else parsed_module(path)
+        for node, name in _functions(tree, "") if tree is not None else ():
+            paragraph = next(prose(ast.get_docstring(node) or ""), None)
+            if paragraph is not None and not _HIDDEN.search(name):
+                found.append((paragraph, f"{module}.{name}({_arguments(node, name)})"[:200]))
+    return found
+
+
+def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
+    """The names of the arguments as a call gives them: without that of the object or class of a method."""
+    given = node.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    if "." in name and names[:1] in (["self"], ["cls"]):
+        names = names[1:]
+    names += [f"*{given.vararg.arg}"] if given.vararg else []
+    names += [each.arg for each in given.kwonlyargs]
+    names += [f"**{given.kwarg.arg}"] if given.kwarg else []
+    return ", ".join(names)
+
+
+def _without_name(paragraph: str, signature: str) -> str:
+    """``paragraph`` with a blank for each word that is a part of the function's own name."""
+    own = set(signature.partition("(")[0].split("."))
+    return " ".join("" if word.strip("\"'.,;:()") in own else word for word in paragraph.split(" "))
+
+
+def _functions(node: Definition, prefix: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    """The functions of a module and of its classes, with names such as ``Path.exists``."""
+    for child in node.body:
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child, f"{prefix}{child.name}"
