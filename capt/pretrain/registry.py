@@ -20,10 +20,12 @@ import importlib.util
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from capt.pretrain.base.errors import EXTRA_OF, ConfigError, did_you_mean, how_to_install, shown
 from capt.pretrain.base.sensitive import has_secret
+
+Row = TypeVar("Row")
 
 TASKS = {
     "ace": "capt.pretrain.embeddings",
@@ -171,6 +173,23 @@ def require_tracker(name: str) -> None:
             f"run.callbacks.{name}: the package {name} is not installed; {how_to_install(EXTRA_OF[name])}, "
             "or remove the key"
         )
+
+
+def find_row(name: str, rows: Mapping[str, Row], group: str, key: str, kind: type[Row], also: str = "") -> Row:
+    """Return the row called ``name`` of a table of this package, or of an entry-point ``group``.
+
+    Raises ``ConfigError`` where there is none, or none of this ``kind``: a value of ``key``, or ``also``, is right.
+    """
+    if name in rows:
+        return rows[name]
+    others = entry_point_values(group)
+    if name not in others:
+        known = sorted([*rows, *others, *([also] if also else [])])
+        raise ConfigError(f"{key}: unknown {key.split('.')[-1]} {shown(name)}; {did_you_mean(name, known)}")
+    row = load_entry(others[name], group, f"{key} {name}", "MODULE:ROW")
+    if not isinstance(row, kind):
+        raise ConfigError(f"{key} {name}: {others[name]!r} of {group} is not a {kind.__name__}")
+    return row
 
 
 def callback_class(name: str) -> Any:

@@ -71,10 +71,6 @@ def distillation_loss(
     # No key of another rank is multiplied here, so `precision` has no say; fp32 is right for float64 rows as well.
     dtype = compute_dtype(anchors, positives, "fp32")
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
-    # Engines divide the sum of the ranks' gradients by the number of ranks: the loss is multiplied by it beforehand.
-    scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
-    if options.reduction == "mean":
-        scale /= max(1, sum(samples.counts))
 
     # All candidates in one list, the positives first, each with its query: queries may have different numbers of them.
     owners = torch.cat([torch.arange(len(anchors), device=anchors.device), negative_owners])
@@ -87,7 +83,7 @@ def distillation_loss(
         tau = temperature[owners] if isinstance(temperature, Tensor) and temperature.ndim else temperature
         log_r = _log_softmax(cosines / tau, owners, len(anchors))
         total = total + weight * (log_p.exp() * (log_p - log_r)).sum()
-    return total * scale
+    return total * options.sum_scale(samples)
 
 
 def _log_softmax(logits: Tensor, owners: Tensor, n: int) -> Tensor:

@@ -268,10 +268,6 @@ def info_nce(
 
     # The factor of a sum over this rank's anchors that makes the loss a mean over the anchors of all ranks.
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
-    # Engines divide the sum of the ranks' gradients by the number of ranks: the loss is multiplied by it beforehand.
-    scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
-    if options.reduction == "mean":  # of no anchor at all the loss is 0
-        scale /= max(1, sum(samples.counts)) * sum(len(part.positives) for part in parts)
     # other ranks' anchors are needed where this rank holds keys for them
     exchange = samples if queue is not None or options.in_batch == "global" else samples.local()
     largest = LARGEST_INVERSE_TEMPERATURE[dtype]
@@ -324,7 +320,7 @@ def info_nce(
             shared_ids=ids is not None,
             # Diagnostics need the nearest negative, which is the running maximum.
             needs_max=not bounded or stats is not None,
-            scale=scale,
+            scale=options.sum_scale(samples, sum(len(part.positives) for part in parts)),
             stats=stats,
         )
         tau = torch.cat([temperature] * views) if by_row else temperature  # type: ignore[list-item]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast.kernels import KERNELS, Precision
 from capt.pretrain.contrast.precisions import VECTOR_PRECISIONS, VectorPrecision
+
+if TYPE_CHECKING:
+    from capt.pretrain.contrast.exchange import Exchange
 
 InBatch = Literal["global", "local", "none"]
 Reduction = Literal["mean", "sum"]
@@ -223,6 +226,12 @@ class ContrastOptions:
             return positive_cosines - positive_cosines.abs() * self.mask_relative
         margin = self.form.mask_margin if self.mask_margin is None and self.form else self.mask_margin
         return None if margin is None else positive_cosines + margin
+
+    def sum_scale(self, samples: Exchange, terms: int = 1) -> float:
+        """Return the factor of a sum over this rank's samples: a mean over those of all ranks, of ``terms`` each."""
+        # Engines divide the sum of the ranks' gradients by their number, by which the loss is multiplied beforehand.
+        scale = float(len(samples.counts)) if self.grad_reduction == "mean" else 1.0
+        return scale / (max(1, sum(samples.counts)) * terms) if self.reduction == "mean" else scale
 
     def widths(self, features: int) -> list[tuple[slice, float]]:
         """The columns that rows of ``features`` are cut to (`capt.pretrain.contrast.sharded.cut`), each with a weight.

@@ -103,16 +103,12 @@ def cosine_regression_loss(
     options = replace(options or ContrastOptions(), **changes)
     _check_scores(first, second, scores)
     exchange = Exchange.gather_counts(len(first), first.device, group, equal=options.equal_rows)
-    # Engines divide the sum of the ranks' gradients by the number of ranks: the loss is multiplied by it beforehand.
-    scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
-    if options.reduction == "mean":
-        scale /= max(1, sum(exchange.counts))
     dtype = torch.promote_types(first.dtype, torch.float32)
     total = first.new_zeros((), dtype=dtype)
     for columns, weight in options.widths(first.shape[1]):
         cosines = (cut(first.to(dtype), columns) * cut(second.to(dtype), columns)).sum(1)
         total = total + weight * (cosines - scores.to(dtype)).square().sum()
-    return total * scale
+    return total * options.sum_scale(exchange)
 
 
 def _log_one_plus(logits: Tensor, lower: Tensor) -> Tensor:

@@ -104,10 +104,6 @@ def similarity_nce(
     if isinstance(temperature, Tensor) and temperature.requires_grad:
         raise ConfigError("a similarity has no learned temperature: give a number")
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
-    # Engines divide the sum of the ranks' gradients by the number of ranks: the loss is multiplied by it beforehand.
-    scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
-    if options.reduction == "mean":
-        scale /= max(1, sum(samples.counts))
     # Other ranks' anchors are needed where this rank holds keys for them.
     exchange = samples if options.in_batch == "global" else samples.local()
     real, first = exchange.real_rows(anchors.device), sum(exchange.counts[: exchange.rank])
@@ -137,7 +133,7 @@ def similarity_nce(
     tau = torch.as_tensor(temperature, dtype=dtype, device=anchors.device).expand(len(anchors))
     context = _Context(
         similarity, exchange, real, slice(first, first + len(anchors)), excluded,
-        exchange.all_gather(tau)[real][:, None], scale, stats,
+        exchange.all_gather(tau)[real][:, None], options.sum_scale(samples), stats,
     )  # fmt: skip
     live = torch.cat([positives, negatives]) if negatives is not None else positives
     with torch.autocast(anchors.device.type, enabled=False):

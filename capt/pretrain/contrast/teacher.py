@@ -21,6 +21,7 @@ rows, and keys stay: each rank compares the texts of all ranks with its own ones
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -62,14 +63,11 @@ def cosine_distance_loss(
     Raises:
         ConfigError: rows that do not fit each other.
     """
-    options = replace(options or ContrastOptions(), **changes)
-    _check(rows, teacher, same_width=True)
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    total = rows.new_zeros((), dtype=dtype)
-    for columns, weight in options.widths(rows.shape[1]):
-        cosines = cosine_similarity(rows[:, columns].to(dtype), teacher[:, columns].to(dtype), dim=1, eps=1e-12)
-        total = total + weight * (1 - cosines).sum()
-    return total * _scale(rows, group, options)
+
+    def distances(own: Tensor, its: Tensor, weight: float) -> Tensor:
+        return weight * (1 - cosine_similarity(own, its, dim=1, eps=1e-12)).sum()
+
+    return _mean_distance(rows, teacher, distances, group, replace(options or ContrastOptions(), **changes))
 
 
 def squared_distance_loss(
@@ -84,14 +82,25 @@ def squared_distance_loss(
 
     Both are as long as they are: what the teacher's length says of a text is learnt too.
     """
-    options = replace(options or ContrastOptions(), **changes)
+
+    def distances(own: Tensor, its: Tensor, weight: float) -> Tensor:
+        return weight / own.shape[1] * (own - its).square().sum()
+
+    return _mean_distance(rows, teacher, distances, group, replace(options or ContrastOptions(), **changes))
+
+
+def _mean_distance(
+    rows: Tensor, teacher: Tensor, distances: Callable[[Tensor, Tensor, float], Tensor], group: distributed.Group,
+    options: ContrastOptions,
+) -> Tensor:  # fmt: skip
+    """The mean over the texts of all ranks; ``distances`` is the sum over this rank's, at one width and its weight."""
     _check(rows, teacher, same_width=True)
     dtype = torch.promote_types(rows.dtype, torch.float32)
     total = rows.new_zeros((), dtype=dtype)
     for columns, weight in options.widths(rows.shape[1]):
-        difference = rows[:, columns].to(dtype) - teacher[:, columns].to(dtype)
-        total = total + weight / difference.shape[1] * difference.square().sum()
-    return total * _scale(rows, group, options)
+        total = total + distances(rows[:, columns].to(dtype), teacher[:, columns].to(dtype), weight)
+    exchange = Exchange.gather_counts(len(rows), rows.device, group, equal=options.equal_rows)
+    return total * options.sum_scale(exchange)
 
 
 def listwise_loss(
@@ -196,13 +205,6 @@ class _Listwise(torch.autograd.Function):
 def _logsumexp(logits: Tensor) -> Tensor:
     """The log of a sum for each row, of no key -inf."""
     return logits.logsumexp(1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
-
-
-def _scale(rows: Tensor, group: distributed.Group, options: ContrastOptions) -> float:
-    """The factor of this rank's sum: engines divide the sum of the ranks' gradients by the number of ranks."""
-    exchange = Exchange.gather_counts(len(rows), rows.device, group, equal=options.equal_rows)
-    scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
-    return scale / max(1, sum(exchange.counts)) if options.reduction == "mean" else scale
 
 
 def _check(rows: Tensor, teacher: Tensor, *, same_width: bool) -> None:

@@ -23,7 +23,7 @@ from capt.pretrain.base.parallel import batched
 from capt.pretrain.convert.huggingface import check_tokenizer
 from capt.pretrain.convert.merge import other_files
 from capt.pretrain.convert.output import refuse_existing, write_export
-from capt.pretrain.convert.reference import TEXTS, require_close
+from capt.pretrain.convert.reference import TEXTS, require_close, tokenize
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import PretrainedEncoder, load_encoder, read_encoder
@@ -324,7 +324,7 @@ def _compare(
     """
     after = load_encoder(read_encoder(folder), str(folder), dropout=0.0, attention_dropout=0.0).eval()
     counted, samples = _read_by_both(whole.tokenizer, shrunk, texts)
-    old = _tokens(samples, whole.tokenizer, min(_LENGTH, after.max_positions))
+    old = tokenize(samples or [""], whole.tokenizer, min(_LENGTH, after.max_positions))
     new = old if shrunk is None else _mapped(old, shrunk.new_ids)
     # The same layers with all rows: what is compared is the vocabulary.
     state, keys = whole.state, whole.hf_config
@@ -373,13 +373,6 @@ def _read_by_both(
     return (number, whole, different), samples
 
 
-def _tokens(texts: Sequence[str], tokenizer: TextTokenizer, length: int) -> Int[Tensor, "n L"]:
-    """``<s> text </s>`` of each text, padded on the right; of no text the two alone."""
-    rows = tokenizer.encode_framed(texts, length) or [[tokenizer.special.bos, tokenizer.special.eos]]
-    width = max(map(len, rows))
-    return torch.tensor([row + [tokenizer.special.pad] * (width - len(row)) for row in rows])
-
-
 def _mapped(tokens: Int[Tensor, "n L"], new_ids: Mapping[int, int]) -> Int[Tensor, "n L"]:
     return torch.tensor([[new_ids[i] for i in row] for row in tokens.tolist()])
 
@@ -392,7 +385,7 @@ def _check_libraries(folder: Path, encoder: Encoder, shrunk: ShrunkTokenizer | N
     tokenizer = load_tokenizer(place) if shrunk is None else shrunk.tokenizer
     if shrunk is not None:
         check_tokenizer(place, tokenizer)
-    tokens = _tokens(TEXTS, tokenizer, min(_LENGTH, encoder.max_positions))
+    tokens = tokenize(TEXTS, tokenizer, min(_LENGTH, encoder.max_positions))
     real = tokens != encoder.pad_id
     loaded = transformers.AutoModel.from_pretrained(place, local_files_only=True, dtype=torch.float32).eval()
     theirs = loaded(input_ids=tokens, attention_mask=real.long()).last_hidden_state

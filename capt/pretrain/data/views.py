@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from capt.pretrain.base.errors import ConfigError, did_you_mean, shown
 from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
-from capt.pretrain.registry import entry_point_values, load_entry
+from capt.pretrain.registry import find_row, load_entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,15 +108,7 @@ ABOUT = "; ".join(f"{name}: {view.about}" for name, view in VIEWS.items())
 
 def find_view(name: str) -> View:
     """The view called ``name``, of this package or of `GROUP`. Raises ``ConfigError`` where there is none."""
-    if name in VIEWS:
-        return VIEWS[name]
-    others = entry_point_values(GROUP)
-    if name not in others:
-        raise ConfigError(f"data.view: unknown view {shown(name)}; {did_you_mean(name, sorted([*VIEWS, *others]))}")
-    row = load_entry(others[name], GROUP, f"data.view {name}", "MODULE:ROW")
-    if not isinstance(row, View):
-        raise ConfigError(f"data.view {name}: {others[name]!r} of {GROUP} is not a View")
-    return row
+    return find_row(name, VIEWS, GROUP, "data.view", View)
 
 
 def draw_spans(

@@ -176,6 +176,21 @@ def _allow_keys_of_an_arch(schema: dict[str, Any], cls: type[Any]) -> None:
         schema.pop("additionalProperties", None)
 
 
+def with_preset(values: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the keys of a section with those of the preset that ``size`` names. Raises ``ValueError`` of custom."""
+    size = values.get("size", "small")
+    if size == "custom" and (missing := [key for key in presets["small"] if key not in values]):
+        raise ValueError(f"size custom needs {', '.join(missing)} as well (or take size {', '.join(presets)})")
+    return {**presets.get(size, {}), **values} if isinstance(size, str) else values
+
+
+def check_heads(hidden: int, heads: int) -> None:
+    """Raise ``ValueError`` where the heads cannot share the width."""
+    if hidden % heads:
+        fits = [n for n in range(1, hidden + 1) if hidden % n == 0 and hidden // n >= 16]
+        raise ValueError(f"heads {heads} does not divide hidden {hidden}; one of {fits or [1]} does")
+
+
 class EncoderConfig(Section):
     """An encoder with CAPT's aggregation head. Field names are ``model.*`` keys; ``arch`` may bring further ones.
 
@@ -265,13 +280,7 @@ class EncoderConfig(Section):
             )
         if values.get("init") is not None:
             return values  # which brings the sizes that are not given
-        if size == "custom":
-            missing = [key for key in cls.presets["small"] if key not in values]
-            if missing:
-                raise ValueError(
-                    f"size custom needs {', '.join(missing)} as well (or take size {', '.join(cls.presets)})"
-                )
-        return {**cls.presets.get(size, {}), **values} if isinstance(size, str) else values
+        return with_preset(values, cls.presets)
 
     @model_serializer(mode="wrap")
     def _omit_sizes_of_init(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -284,9 +293,7 @@ class EncoderConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> EncoderConfig:
-        if self.hidden % self.heads:
-            fits = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0 and self.hidden // n >= 16]
-            raise ValueError(f"heads {self.heads} does not divide hidden {self.hidden}; one of {fits or [1]} does")
+        check_heads(self.hidden, self.heads)
         if self.vocab_size is not None and self.pad_id >= self.vocab_size:
             raise ValueError(f"pad_id {self.pad_id} is outside the vocabulary of {self.vocab_size} rows")
         return self

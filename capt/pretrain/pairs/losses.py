@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from capt.pretrain.base.errors import ConfigError, did_you_mean, shown
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import Section
-from capt.pretrain.registry import entry_point_values, load_entry
+from capt.pretrain.registry import find_row
 
 GROUP = "capt.pair_losses"
 """The entry-point group of losses of other distributions: name -> ``MODULE:ROW``, a `PairLoss`."""
@@ -77,16 +77,7 @@ LOSSES = {
 
 def find_loss(name: str) -> PairLoss:
     """The loss called ``name``, of this package or of `GROUP`. Raises ``ConfigError`` where there is none."""
-    if name in LOSSES:
-        return LOSSES[name]
-    others = entry_point_values(GROUP)
-    if name not in others:
-        known = sorted(["auto", *LOSSES, *others])
-        raise ConfigError(f"data.loss: unknown loss {shown(name)}; {did_you_mean(name, known)}")
-    row = load_entry(others[name], GROUP, f"data.loss {name}", "MODULE:ROW")
-    if not isinstance(row, PairLoss):
-        raise ConfigError(f"data.loss {name}: {others[name]!r} of {GROUP} is not a PairLoss")
-    return row
+    return find_row(name, LOSSES, GROUP, "data.loss", PairLoss, "auto")
 
 
 def loss_of(name: str, *, is_scored: bool) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from capt.pretrain.base.errors import ConfigError, did_you_mean, shown
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import Section
 from capt.pretrain.pairs.losses import find_loss
-from capt.pretrain.registry import entry_point_values, load_entry
+from capt.pretrain.registry import find_row, load_entry
 
 GROUP = "capt.representations"
 """The entry-point group of representations of other distributions: name -> ``MODULE:ROW``, a `Representation`."""
@@ -64,16 +64,7 @@ REPRESENTATIONS = {
 
 def find_representation(name: str) -> Representation:
     """The representation called ``name``, of this package or of `GROUP`. Raises ``ConfigError`` where there is none."""
-    if name in REPRESENTATIONS:
-        return REPRESENTATIONS[name]
-    others = entry_point_values(GROUP)
-    if name not in others:
-        known = sorted([*REPRESENTATIONS, *others])
-        raise ConfigError(f"model.representation: unknown representation {shown(name)}; {did_you_mean(name, known)}")
-    row = load_entry(others[name], GROUP, f"model.representation {name}", "MODULE:ROW")
-    if not isinstance(row, Representation):
-        raise ConfigError(f"model.representation {name}: {others[name]!r} of {GROUP} is not a Representation")
-    return row
+    return find_row(name, REPRESENTATIONS, GROUP, "model.representation", Representation)
 
 
 def module_of(job: Any) -> Any:

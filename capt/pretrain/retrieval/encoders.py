@@ -44,6 +44,7 @@ from capt.pretrain.retrieval.sentence_models import (
     role_limit,
     role_prompts,
     set_limit,
+    token_counts,
     tokens_without_row,
 )
 from capt.pretrain.retrieval.store import DType, VectorIdentity, digest
@@ -54,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 POOLINGS = ("mean", "cls", "head")
 _SOME_TEXT = "a text"
-_TOKENIZED = 512
-"""Texts that are tokenized together: all their tokens are in memory."""
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -273,16 +272,9 @@ class SentenceEncoder(TextEncoder):
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
         """The number of tokens of each text; of characters where the folder has no such tokenizer."""
-        prompt = self.prompts[role]
-        tokenizer = getattr(getattr(self._model, "tokenizer", None), "_tokenizer", None)
-        if tokenizer is None:
-            return [len(prompt) + len(text) for text in texts]
-        longest, counts = self.limit(role) or 1 << 30, []
-        # In parts: a fast tokenizer keeps all encodings of a call in memory.
-        for start in range(0, len(texts), _TOKENIZED):
-            rows = tokenizer.encode_batch_fast([prompt + text for text in texts[start : start + _TOKENIZED]])
-            counts += [min(sum(row.attention_mask), longest) for row in rows]
-        return counts
+        whole = [self.prompts[role] + text for text in texts]
+        counts = token_counts(self._model, whole, self.limit(role))
+        return [*map(len, whole)] if counts is None else counts
 
     def encode(self, texts: Sequence[str], role: Role) -> Float[np.ndarray, "n d"]:
         """The vectors of ``encode_query`` and ``encode_document``; of ``encode`` for a text without a role."""

@@ -26,13 +26,11 @@ from capt.pretrain.models.hf_folder import is_hf
 from capt.pretrain.registry import FOREIGN_CLASSIFIER
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_in_batches, rows_of
 from capt.pretrain.retrieval.encoders import facts_of, hashes_of_checkpoint, hashes_of_folder
-from capt.pretrain.retrieval.sentence_models import limit_of, load_cross_encoder
+from capt.pretrain.retrieval.sentence_models import limit_of, load_cross_encoder, token_counts
 from capt.pretrain.retrieval.store import DType, Pair, VectorIdentity
 
 RERANKED_HITS = 50
 """Documents of a query that a reranker reads in a search, if no more are asked for."""
-_TOKENIZED = 512
-"""Pairs that are tokenized together: all their tokens are in memory."""
 _ROLE: Role = "text"
 
 
@@ -89,14 +87,8 @@ class CrossScorer(PairScorer):
 
     def lengths(self, pairs: Sequence[Pair], role: Role = _ROLE) -> list[int]:
         """The number of tokens of each pair; of characters where the folder has no such tokenizer."""
-        tokenizer = getattr(getattr(self._model, "tokenizer", None), "_tokenizer", None)
-        if tokenizer is None:
-            return [len(query) + len(document) for query, document in pairs]
-        longest, counts = self._limit or 1 << 30, []
-        for start in range(0, len(pairs), _TOKENIZED):
-            rows = tokenizer.encode_batch_fast(list(pairs[start : start + _TOKENIZED]))
-            counts += [min(sum(row.attention_mask), longest) for row in rows]
-        return counts
+        counts = token_counts(self._model, pairs, self._limit)
+        return [len(query) + len(document) for query, document in pairs] if counts is None else counts
 
 
 class RunScorer(PairScorer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -239,6 +239,22 @@ def limit_of(model: Any) -> int | None:
     """Tokens of a text at most; None where there is no limit, as for tables of vectors."""
     limit = getattr(model, "max_seq_length", None)
     return int(limit) if limit and limit < _UNBOUNDED else None
+
+
+_TOKENIZED = 512
+"""Texts or pairs that are tokenized together: all their tokens are in memory."""
+
+
+def token_counts(model: Any, texts: Sequence[str | tuple[str, str]], limit: int | None) -> list[int] | None:
+    """Return how many tokens of each text, or pair, a model reads, ``limit`` at most; None without a fast tokenizer."""
+    tokenizer = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)
+    if tokenizer is None:
+        return None
+    counts: list[int] = []
+    for start in range(0, len(texts), _TOKENIZED):
+        rows = tokenizer.encode_batch_fast(list(texts[start : start + _TOKENIZED]))
+        counts += [min(sum(row.attention_mask), limit or 1 << 30) for row in rows]
+    return counts
 
 
 def positions_of(model: Any) -> int | None:

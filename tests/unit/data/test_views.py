@@ -14,6 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from capt.pretrain import registry
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.config.load import job_from_mapping
@@ -276,7 +277,7 @@ def halves(tokens: int, spans: Spans, longest: int, generator: np.random.Generat
 
 def test_other_packages_may_add_views(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entries = {"halves": "tests.unit.data.test_views:HALVES", "wrong": "tests.unit.data.test_views:halves"}
-    monkeypatch.setattr(views, "entry_point_values", lambda group: entries if group == views.GROUP else {})
+    monkeypatch.setattr(registry, "entry_point_values", lambda group: entries if group == views.GROUP else {})
     assert find_view("halves") is HALVES
     with pytest.raises(ConfigError, match="is not a View"):
         find_view("wrong")

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch.nn.functional import normalize
 
+from capt.pretrain import registry
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.pairs import losses
@@ -29,7 +30,7 @@ from tests.toy_loss import MARGIN, SCORED, Options
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOSSES, "scored", SCORED)
     entries = {"margin": "tests.toy_loss:MARGIN", "wrong": "tests.toy_loss:margin"}
-    monkeypatch.setattr(losses, "entry_point_values", lambda group: entries if group == losses.GROUP else {})
+    monkeypatch.setattr(registry, "entry_point_values", lambda group: entries if group == losses.GROUP else {})
 
 
 def test_a_loss_is_found_by_its_name() -> None:

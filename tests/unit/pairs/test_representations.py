@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from capt.pretrain import registry
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.contrast import ContrastStats
@@ -44,13 +45,13 @@ def _entries(group: str) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(representations, "entry_point_values", _entries)
+    monkeypatch.setattr(registry, "entry_point_values", _entries)
 
 
 def _train(mapping: dict[str, Any]) -> int:
     from capt.pretrain.engine.run import run_job
 
-    representations.entry_point_values = _entries
+    registry.entry_point_values = _entries
     return run_job(job_from_mapping(mapping, "test"))
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
-from capt.pretrain.models.architecture import RECOMPUTE, Recompute
+from capt.pretrain.models.architecture import RECOMPUTE, Recompute, check_heads, with_preset
 from capt.pretrain.models.hf_config import FolderOrId
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -87,20 +87,11 @@ class LxmertConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        size = values.get("size", "small")
-        if size == "custom":
-            missing = [key for key in PRESETS["small"] if key not in values]
-            if missing:
-                raise ValueError(f"size custom needs {', '.join(missing)} as well (or take size {', '.join(PRESETS)})")
-        return {**PRESETS.get(size, {}), **values} if isinstance(size, str) else values
+        return with_preset(values, PRESETS) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> LxmertConfig:
-        if self.hidden % self.heads:
-            fits = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0 and self.hidden // n >= 16]
-            raise ValueError(f"heads {self.heads} does not divide hidden {self.hidden}; one of {fits or [1]} does")
+        check_heads(self.hidden, self.heads)
         return self
 
     def known(self, name: str) -> int:
