@@ -352,20 +352,10 @@ def command(
     batch: int = BATCH,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Predict the rows of a table with a run or a folder, as `predict_file` does; what ``capt predict`` calls.
+    """Predict the rows of a table of texts, or of pairs of texts; see `capt.pretrain.commands`.
 
-    Args:
-        model: as `load_text_classifier` takes it.
-        file: a table with texts, or pairs of texts.
-        out: the table to write: the id of a row where the file has one, its texts, its prediction.
-        text: column of the text.
-        second: column of the second text of a pair.
-        batch: rows of a forward pass.
-        progress: called with the rows done and their number.
-
-    Raises:
-        CheckpointError: ``model`` is no classifier of texts.
-        DataError: the file cannot be read, or its columns are not known.
+    ``out`` has the id of a row where the file has one, its texts and its prediction. ``text`` and ``second`` name
+    columns. Raises ``CheckpointError`` and ``DataError`` as `load_text_classifier` and `predict_file`.
     """
     with synchronize_errors(patient=True):
         predictor = TextPredictor(load_text_classifier(model), file, text, second, batch)

@@ -4,7 +4,9 @@
 values of ``capt convert --to`` (or ``targets(checkpoint)``, where they depend on it), and ``command(checkpoint, out,
 *, to, overwrite, about, ...) -> Path``; where ``out`` is not a folder, also ``require_free(out, *, overwrite)``,
 which refuses what cannot be replaced. ``predict`` has ``command(model, file, out, *, progress, ...) -> dict``, which
-all ranks call (`capt.finetune.new_rows`). The other keywords of ``command`` are the options that have a meaning for
+all ranks call (`capt.finetune.new_rows`). ``checkpoint`` and ``model`` are a checkpoint or a run (its best checkpoint,
+else its newest), ``out`` is new or empty unless ``overwrite``, ``about`` is for the model card, and ``progress`` gets
+what is done and what there is. The other keywords of ``command`` are the options that have a meaning for
 the task: those of the command line under the same names, and any other of ``evaluate`` and ``export`` by ``--option
 NAME=VALUE``.
 """

@@ -58,19 +58,9 @@ _KEYS = (
 def command(
     checkpoint: Path | FineTunedLxmert, out: Path, *, to: str, overwrite: bool = False, about: About | None = None
 ) -> Path:
-    """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
+    """Write ``out``, load it with transformers and compare its logits with ours; see `capt.pretrain.commands`.
 
-    Args:
-        checkpoint: a checkpoint of a ``visual`` job on VQA or GQA, or a run (its best one).
-        out: the folder to make.
-        to: one of ``TARGETS``.
-        overwrite: replace an older export.
-        about: for the model card.
-
-    Raises:
-        CheckpointError: as `load_visual`; the task has no class in transformers; ``out`` is taken; or transformers
-            computes something else.
-        DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
+    Raises as `load_visual` and `export_lxmert`, and ``CheckpointError`` for statements: transformers has no such class.
     """
     trained = load_visual(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     job, table = trained.job, read_answers(trained.job, trained.checkpoint)

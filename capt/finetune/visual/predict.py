@@ -93,19 +93,11 @@ def command(
     batch: int = BATCH,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Answer the questions of a file, or judge its statements, as `predict_file` does.
+    """Answer the questions of a file, or judge its statements; see `capt.pretrain.commands`.
 
-    Args:
-        model: a checkpoint, or a run (its best one).
-        file: questions or statements, as `capt.pretrain.vision_language.data.read.read_examples` reads them.
-        out: the table to write: id, pictures, text, answer, and the score of the answer or the probability of truth.
-        regions: the region store, where it is not the one of the job.
-        batch: rows of a forward pass.
-        progress: called with the rows done and their number.
-
-    Raises:
-        CheckpointError: nothing usable there, or the store holds features of another kind than those of the training.
-        DataError: the file cannot be read, or a picture is not in the store.
+    ``out`` has id, pictures, text, answer, and the score of the answer or the probability of truth. ``regions`` is the
+    region store, where it is not the one of the job. Raises ``CheckpointError`` and ``DataError``, also where the store
+    holds features of another kind than those of the training, or a picture is not in it.
     """
     with distributed.synchronize_errors(patient=True):
         predictor = PicturePredictor(load_visual(model), file, None if regions is None else Path(regions), batch)

@@ -188,17 +188,15 @@ def command(
     overwrite: bool = False,
     about: About | None = None,
 ) -> Path:
-    """Write a checkpoint, or the best checkpoint of a run (else its newest), as the folder ``out`` and return it.
+    """Write an encoder for another library; see `capt.pretrain.commands`.
 
     Args:
         checkpoint: a checkpoint or a run.
-        out: a folder that does not exist or is empty.
+        out: the folder.
         to: ``hf`` (a masked-language model of transformers), ``sentence-transformers`` or ``onnx``.
         pooling: ``mean``, ``cls`` or ``head`` (the aggregation head), of sentence-transformers and ONNX; None: the best
             at sentence similarity, as ``capt evaluate`` has measured this checkpoint, or else ``mean``.
         quantize: ``int8``: of ONNX, a second graph whose matrix products are in int8; what it loses is logged.
-        overwrite: replace ``out`` if it is an older export.
-        about: for the model card.
 
     Raises:
         UserError: an argument, the checkpoint or ``out`` is wrong, or an export differs from our model.

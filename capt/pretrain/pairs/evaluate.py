@@ -29,16 +29,8 @@ def command(
 ) -> dict[str, Any]:
     """Measure a checkpoint, or the best or newest one of a run, and return the figures of each file.
 
-    Args:
-        checkpoint: a checkpoint or a run.
-        data: files of pairs, each a pool of its own.
-        source: the source of the job whose prompts and lengths the texts get; None = the first one.
-        samples: the most pairs of a pool.
-        batch: texts of a forward pass.
-        out: JSON file to write the result to as well.
-
-    Raises:
-        UserError: no file is named, a file holds no pairs, or the checkpoint is not one of pairs.
+    Each file of ``data`` is a pool of its own, of ``samples`` pairs at most; its texts get the prompts and lengths of
+    ``source``, by default the job's first. Raises ``UserError`` where there are no pairs, or no model of them.
     """
     if not data:
         raise ConfigError(

@@ -104,17 +104,15 @@ def command(
     overwrite: bool = False,
     about: About | None = None,
 ) -> Path:
-    """Write a checkpoint, or the best or newest one of a run, as the folder ``out`` and return it.
+    """Write the export of the model's representation; see `capt.pretrain.commands`.
 
     Args:
         checkpoint: a checkpoint or a run.
-        out: a folder that does not exist or is empty.
+        out: the folder.
         to: one of `targets`: ``sentence-transformers`` or ``onnx`` of vectors.
         source: the source of pairs whose prompts and lengths the folder has; None = the one with the largest weight.
         truncate_dim: first columns of the vectors, which the folder alone has, as unit rows; None = all.
         quantize: ``int8``: of ONNX, a second graph in int8; what it loses is logged.
-        overwrite: replace ``out`` if it is an older export.
-        about: for the model card.
 
     Raises:
         UserError: an argument, the checkpoint or ``out`` is wrong, or the export differs from our model.

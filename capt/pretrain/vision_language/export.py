@@ -91,19 +91,9 @@ def _summary(job: Mapping[str, Any], trained: bool, synthetic: bool) -> str:
 
 
 def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
-    """Write a checkpoint, or the newest checkpoint of a run, as the folder ``out`` and return it.
+    """Write a folder that ``LxmertForPreTraining`` of transformers loads; see `capt.pretrain.commands`.
 
-    ``LxmertForPreTraining`` of transformers loads it; its configuration holds the names of the answers.
-
-    Args:
-        checkpoint: a checkpoint or a run.
-        out: a folder that does not exist or is empty.
-        to: one of ``TARGETS``.
-        overwrite: replace ``out`` if it is an older export.
-        about: for the model card.
-
-    Raises:
-        UserError: the checkpoint or ``out`` is wrong, or transformers computes something else than our model.
+    Its configuration holds the names of the answers. Raises ``UserError`` as `load_model` and `export_lxmert`.
     """
     trained = load_model(checkpoint)
     export_lxmert(
