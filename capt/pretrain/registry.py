@@ -175,7 +175,7 @@ def require_tracker(name: str) -> None:
         )
 
 
-def find_row(name: str, rows: Mapping[str, Row], group: str, key: str, kind: type[Row], also: str = "") -> Row:
+def look_up_row(name: str, rows: Mapping[str, Row], group: str, key: str, kind: type[Row], also: str = "") -> Row:
     """Return the row called ``name`` of a table of this package, or of an entry-point ``group``.
 
     Raises ``ConfigError`` where there is none, or none of this ``kind``: a value of ``key``, or ``also``, is right.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
-from capt.pretrain.registry import find_row, load_entry
+from capt.pretrain.registry import load_entry, look_up_row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,7 +108,7 @@ ABOUT = "; ".join(f"{name}: {view.about}" for name, view in VIEWS.items())
 
 def find_view(name: str) -> View:
     """The view called ``name``, of this package or of `GROUP`. Raises ``ConfigError`` where there is none."""
-    return find_row(name, VIEWS, GROUP, "data.view", View)
+    return look_up_row(name, VIEWS, GROUP, "data.view", View)
 
 
 def draw_spans(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import Section
-from capt.pretrain.registry import find_row
+from capt.pretrain.registry import look_up_row
 
 GROUP = "capt.pair_losses"
 """The entry-point group of losses of other distributions: name -> ``MODULE:ROW``, a `PairLoss`."""
@@ -77,7 +77,7 @@ LOSSES = {
 
 def find_loss(name: str) -> PairLoss:
     """The loss called ``name``, of this package or of `GROUP`. Raises ``ConfigError`` where there is none."""
-    return find_row(name, LOSSES, GROUP, "data.loss", PairLoss, "auto")
+    return look_up_row(name, LOSSES, GROUP, "data.loss", PairLoss, "auto")
 
 
 def loss_of(name: str, *, is_scored: bool) -> str:

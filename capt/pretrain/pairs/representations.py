@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import Section
 from capt.pretrain.pairs.losses import find_loss
-from capt.pretrain.registry import find_row, load_entry
+from capt.pretrain.registry import load_entry, look_up_row
 
 GROUP = "capt.representations"
 """The entry-point group of representations of other distributions: name -> ``MODULE:ROW``, a `Representation`."""
@@ -64,7 +64,7 @@ REPRESENTATIONS = {
 
 def find_representation(name: str) -> Representation:
     """The representation called ``name``, of this package or of `GROUP`. Raises ``ConfigError`` where there is none."""
-    return find_row(name, REPRESENTATIONS, GROUP, "model.representation", Representation)
+    return look_up_row(name, REPRESENTATIONS, GROUP, "model.representation", Representation)
 
 
 def module_of(job: Any) -> Any:
