@@ -1,0 +1,1 @@
+"""The data of ``make quickstart`` and of its relatives."""
