@@ -46,7 +46,7 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
             continue
         # A first line whose last cell is a word and no score.
         if number == 1 and _HEADER_END.fullmatch(cells[-1]):
-            known = (QUERY_IDS, DOCUMENT_IDS, ("score", "relevance", "rel", "label"))
+            known = (QUERY_IDS, DOCUMENT_IDS, GRADES)
             found = [next((i for i, cell in enumerate(cells) if cell.lower() in names), -1) for names in known]
             # Names that are not known leave the usual order.
             order = None if -1 in found else tuple(found)
@@ -70,6 +70,8 @@ DOCUMENT_IDS = ("_id", "id", "docid", "doc_id", "document_id", "pid", "corpus_id
 """Names under which the id of a document is known."""
 QUERY_IDS = ("query-id", "query_id", "qid", "topic")
 """Names under which the id of a query is known, beside ``_id`` and ``id``."""
+GRADES = ("score", "relevance", "rel", "label")
+"""Names under which the judgement of a document for a query is known."""
 _TRUTH = {"true": 1, "false": 0}
 _LOWEST, _HIGHEST = -1.0, 5.0
 """Scores of similarity are cosines, from -1 to 1, or judgements from 0 to 5 as those of STS."""

@@ -14,21 +14,24 @@ from capt.pretrain.base.parallel import batched
 from capt.pretrain.data.tables import read_table
 from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import Figures, Section
-from capt.pretrain.pairs.cells import DOCUMENT_IDS, values
+from capt.pretrain.pairs.cells import DOCUMENT_IDS, GRADES, number_of, values
 from capt.pretrain.retrieval.index import MODES, SearchIndex
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.rerankers import PairScorer
 from capt.pretrain.retrieval.results import RERANKED, figure_differences
 from capt.pretrain.retrieval.search import BLOCK
 
-_QUESTIONS, _ANSWERS = ("query", "question"), ("document", *DOCUMENT_IDS)
+_QUESTIONS = ("query", "question")
+_ANSWERS = ("document", *sorted(DOCUMENT_IDS, key=lambda name: name in ("_id", "id")))
+"""Where a row has another id of a document, ``id`` is that of the row."""
 EXPORTS = ("npy", "parquet")
 
 
 def read_judged(path: Path) -> dict[str, dict[str, int]]:
     """Read questions and the ids of the documents that answer each, from a table with ``query`` and ``document``.
 
-    A question may have several rows, and a row of jsonl a list of ids. Raises ``DataError``.
+    A question may have several rows, and a row of jsonl a list of ids. A column of grades (`GRADES`) is the judgement
+    of the documents of its row; without one it is 1. Raises ``DataError``.
     """
     judged: dict[str, dict[str, int]] = {}
     for where, _, row in read_table(path):
@@ -37,8 +40,18 @@ def read_judged(path: Path) -> dict[str, dict[str, int]]:
         if len(query) != 1 or not documents or not all(isinstance(each, str | int) for each in (*query, *documents)):
             has = ", ".join(map(shown, list(row)[:10]))
             raise DataError(f'{where}: "query" with a text and "document" with the id of one are expected, not {has}')
-        judged.setdefault(str(query[0]).strip(), {}).update(dict.fromkeys(map(str, documents), 1))
+        grade = next((_grade(where, name, row[name]) for name in GRADES if name in row), 1)
+        judged.setdefault(str(query[0]).strip(), {}).update(dict.fromkeys(map(str, documents), grade))
+    if judged and not any(grade > 0 for grades in judged.values() for grade in grades.values()):
+        raise DataError(f"{path}: no grade above 0, so that no document answers a question")
     return judged
+
+
+def _grade(where: str, column: str, value: Any) -> int:
+    grade = number_of(where, value, column)
+    if grade % 1:
+        raise DataError(f"{where}: {column!r} is {grade:g}: a judgement is a whole number, above 0 of an answer")
+    return int(grade)
 
 
 def measure_index(index: SearchIndex, questions: Path, reranker: PairScorer | None = None) -> dict[str, Any]:

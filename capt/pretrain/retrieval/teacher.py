@@ -140,6 +140,13 @@ def open_teacher(section: PairDistillation, verifier: Verifier) -> TeacherVector
     if section.query_vectors is not None:
         queries = _open(section.query_vectors, "distillation.query_vectors", section, verifier)
     places = {"document": section.vectors, "query": section.query_vectors or section.vectors}
+    if section.ids is not None and not any(str(place).lower().endswith(".npy") for place in places.values()):
+        raise ConfigError(
+            f"distillation.ids names the rows of a .npy file, and distillation.vectors={section.vectors} has its texts "
+            "itself: leave it out"
+        )
+    if section.corpus is not None and section.ids is None:
+        raise ConfigError("distillation.corpus has the texts of distillation.ids: set that as well, or leave it out")
     files = {role: place for role, place in places.items() if isinstance(place, Path) and place.is_file()}
     teacher = TeacherVectors(documents, queries, files)
     known = verifier.ranks.gather(teacher.digest)
@@ -243,6 +250,8 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
     def write(folder: Path) -> None:
         rows = _of_array(path, section) if suffix == ".npy" else _of_table(path, section.vector_column)
         store: VectorStore | None = None
+        known: set[bytes] = set()
+        again: list[_Row] = []
         for batch in batched(rows, _BATCH):
             if store is None:
                 identity = VectorIdentity(name, "", "", 0, _AS_GIVEN, len(batch[0][2]))
@@ -257,9 +266,21 @@ def _imported(path: Path, key: str, section: PairDistillation, verifier: Verifie
                 raise DataError(
                     f"{batch[fault[0]][0]}: the vector is {fault[1]}: leave the row out, or encode it again"
                 )
-            store.add([text_hash(text) for _, text, _ in batch], vectors)
+            new: dict[bytes, int] = {}
+            for number, row in enumerate(batch):
+                if (name_of_text := text_hash(row[1])) in known:
+                    again.append(row)
+                else:
+                    known.add(name_of_text)
+                    new[name_of_text] = number
+            if new:
+                store.add([*new], vectors[[*new.values()]])
+            if len(again) >= _BATCH:
+                _require_same(store, again)
+                again.clear()
         if store is None:
             raise DataError(f"{path}: no row with a vector")
+        _require_same(store, again)
         store.close()
 
     with verifier.ranks.synchronize_errors():
@@ -278,6 +299,23 @@ def _fault(rows: Float[np.ndarray, "n d"]) -> tuple[int, str] | None:
 
 
 _Row = tuple[str, str, Float[np.ndarray, " d"]]
+_SAME = 0.05
+"""Distance of two vectors of one text, as a share of their length, that precision and padding may cause."""
+
+
+def _require_same(store: VectorStore, again: Sequence[_Row]) -> None:
+    """Raise ``DataError`` for a row whose text has another vector in the store: which is meant, nothing says."""
+    store.close()
+    store.reload()
+    if not again:
+        return
+    before = store.vectors([text_hash(text) for _, text, _ in again])
+    for (place, text, vector), first in zip(again, before, strict=True):
+        if np.linalg.norm(vector - first) > _SAME * max(np.linalg.norm(vector), np.linalg.norm(first)):
+            raise DataError(
+                f"{place}: another vector of the text {shown(text, 40)} than in an earlier row: leave one of them out; "
+                "those of queries, which a prompt makes others, are named by distillation.query_vectors"
+            )
 
 
 def _of_table(path: Path, column: str | None) -> Iterator[_Row]:

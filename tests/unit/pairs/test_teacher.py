@@ -292,6 +292,8 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
     corpus = written("corpus.jsonl", [{"_id": str(i), "text": text} for i, text in enumerate(texts)])
     given: list[dict[str, Any]] = [
         {"vectors": written("table.jsonl", named)},
+        # A text that comes again with its vector, but for a rounding.
+        {"vectors": written("again.jsonl", [*named, {"text": texts[3], "label": (rows[3] * 1.001).tolist()}])},
         {"vectors": written("table.parquet", [{"sentence": r["text"], "of": r["label"]} for r in named]),
          "vector_column": "of"},
         {"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "texts.jsonl")},
@@ -326,6 +328,10 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
         ({"vectors": written("half.jsonl", named[:40])},
          r"20 of 60 texts have no vector in .*/half\.jsonl; give it a row with the vector of each text of .*\.jsonl"),
         ({"vectors": str(tmp_path / "rows.npy")}, "an array has no texts: set distillation.ids"),
+        ({"vectors": written("two.jsonl", [*named, {"text": texts[3], "label": rows[4].tolist()}])},
+         "line 61: another vector of the text .* than in an earlier row"),
+        ({"vectors": str(tmp_path / "table.jsonl"), "ids": str(tmp_path / "texts.jsonl")}, "ids names the rows of a"),
+        ({"vectors": str(tmp_path / "table.jsonl"), "corpus": corpus}, "corpus has the texts of distillation.ids"),
         ({"vectors": str(tmp_path / "rows.npy"), "ids": corpus.replace("corpus", "zeros")}, "has 2 rows, and .* 60"),
     ]  # fmt: skip
     for section, fault in faults:

@@ -450,6 +450,33 @@ def test_a_file_that_was_cut_is_named(toy: Reader, tmp_path: Path, name: str) ->
         SearchIndex.open(tmp_path / "index")
 
 
+def test_grades_of_questions_are_judgements_and_an_id_of_the_row_is_no_answer(toy: Reader, tmp_path: Path) -> None:
+    """As trec_eval: gains are grades, a document of grade 0 is no answer, and a question without an answer has 0."""
+    texts = [f"w{number} w{number + 1}" for number in range(20)]
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts))
+    )
+    build_index([tmp_path / "d.jsonl"], "toy", tmp_path / "index")
+    found = SearchIndex.open(tmp_path / "index")
+    grades = [("w3 w4", 3, 1), ("w3 w4", 2, 3), ("w3 w4", 15, 0), ("w3 w4", 16, -1), ("w7 w8", 7, 0)]
+    lines = [f"{row},{query},{name},{grade}\n" for row, (query, name, grade) in enumerate(grades)]
+    (tmp_path / "q.csv").write_text("id,query,doc_id,relevance\n" + "".join(lines))
+    (section,) = measure_index(found, tmp_path / "q.csv")["sections"]
+    (hits,) = found.search(["w3 w4"], 100, "bm25")
+    gains = [{"3": 1, "2": 3}.get(hit.document, 0) for hit in hits]
+    dcg = sum(gain / np.log2(place + 2) for place, gain in enumerate(gains[:10]))
+    assert gains[0] == 1
+    assert section["poolers"]["bm25"]["ndcg@10"] == pytest.approx(dcg / (3 + 1 / np.log2(3)) / 2)
+    for grade, fault in (
+        ("0.5", "line 2: 'score' is 0.5: a judgement is a whole"),
+        ("yes", "number"),
+        ("0", "no grade"),
+    ):
+        (tmp_path / "q.csv").write_text(f"query,document,score\nw3,3,{grade}\n")
+        with pytest.raises(DataError, match=fault):
+            measure_index(found, tmp_path / "q.csv")
+
+
 def test_questions_that_are_none(toy: Reader, tmp_path: Path) -> None:
     build_index([write_texts(tmp_path / "texts", 5)], "toy", tmp_path / "index")
     found = SearchIndex.open(tmp_path / "index")
