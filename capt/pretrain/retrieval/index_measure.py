@@ -23,7 +23,7 @@ from capt.pretrain.retrieval.search import BLOCK
 
 _QUESTIONS = ("query", "question")
 _ANSWERS = ("document", *sorted(DOCUMENT_IDS, key=lambda name: name in ("_id", "id")))
-"""Where a row has another id of a document, ``id`` is that of the row."""
+"""Names of the id of an answer, ``id`` last: beside another it is that of the row."""
 EXPORTS = ("npy", "parquet")
 
 
