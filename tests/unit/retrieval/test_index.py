@@ -451,7 +451,7 @@ def test_a_file_that_was_cut_is_named(toy: Reader, tmp_path: Path, name: str) ->
 
 
 def test_grades_of_questions_are_judgements_and_an_id_of_the_row_is_no_answer(toy: Reader, tmp_path: Path) -> None:
-    """As trec_eval: gains are grades, a document of grade 0 is no answer, and a question without an answer has 0."""
+    """Gains are grades, as in trec_eval; a document of grade 0 is no answer, and a question without an answer has 0."""
     texts = [f"w{number} w{number + 1}" for number in range(20)]
     (tmp_path / "d.jsonl").write_text(
         "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts))
