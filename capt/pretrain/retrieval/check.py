@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from capt.pretrain.base.distributed import device
-from capt.pretrain.base.errors import UserError
+from capt.pretrain.base.errors import ConfigError, UserError
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.commands import task_of
 from capt.pretrain.convert.onnx import GRAPH
@@ -23,7 +23,14 @@ from capt.pretrain.convert.quantized import INT8_GRAPH, VectorSpread, least_rank
 from capt.pretrain.convert.reference import LONG_TEXT, ONE_VECTOR, SPREAD, TEXTS, one_vector, relative_change
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
-from capt.pretrain.models.sentence_folder import SETTINGS, encoder_folder, modules_of, scores_pairs
+from capt.pretrain.models.sentence_folder import (
+    SETTINGS,
+    encoder_folder,
+    is_classifier,
+    labels_of,
+    modules_of,
+    scores_pairs,
+)
 from capt.pretrain.pairs.load import pooling_of_folder
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.options import EncoderOptions
@@ -57,11 +64,16 @@ class Finding:
 
 
 def check(path: Path) -> list[Finding]:
-    """Check the model at ``path``: what `load_text_encoder` or `load_reranker` takes, or a folder with ONNX alone."""
+    """Check the model at ``path``: what `load_text_encoder` or `load_reranker` takes, or a folder with ONNX alone.
+
+    Raises:
+        ConfigError: a classifier of several classes.
+    """
     folder = local_folder(path, SENTENCE_FILES)
     with quiet_transformers():
         if (folder / GRAPH).is_file() and not any(folder.glob("*.safetensors")):
             return _findings(_GraphChecks(folder / GRAPH, folder))
+        _refuse_classifier(folder)
         try:
             if _gives_scores(folder):
                 return _findings(_PairChecks(load_reranker(path)))
@@ -83,6 +95,19 @@ def _gives_scores(folder: Path) -> bool:
     if kind := settings.get("model_type"):
         return bool(kind == "CrossEncoder")
     return not (folder / "modules.json").is_file() and scores_pairs(config)
+
+
+def _refuse_classifier(folder: Path) -> None:
+    """Raise ``ConfigError`` for a folder that has scores of several classes, which is sound and nothing for this."""
+    path = folder / "config.json"
+    if not path.is_file() or any((folder / name).is_file() for name in ("modules.json", SETTINGS)):
+        return
+    config = read_json(path)
+    if is_classifier(config) and not scores_pairs(config):
+        raise ConfigError(
+            f"{folder} is a classifier of {labels_of(config)} classes: encoders and rerankers are checked; its answers "
+            f"are those of capt predict {folder} FILE --out predictions.csv"
+        )
 
 
 def _findings(checks: _OfVectors | _PairChecks) -> list[Finding]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.retrieval.check import Finding, check
 from tests.finetune import write_encoder
 from tests.support import Capt
@@ -150,6 +151,12 @@ def test_a_reranker_is_checked_by_its_scores(tmp_path: Path) -> None:
     torch.nn.init.zeros_(model[0].auto_model.classifier.weight)
     model.save_pretrained(str(tmp_path / "bad"))
     assert list(_faults(check(tmp_path / "bad"))) == ["scores"]
+
+
+def test_a_classifier_is_sent_to_the_command_for_its_answers(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "bert", "BertForSequenceClassification", num_labels=3)
+    with pytest.raises(ConfigError, match=r"a classifier of 3 classes.*capt predict"):
+        check(folder)
 
 
 def test_the_command_exits_with_1_for_a_fault(tmp_path: Path, capt: Capt) -> None:
