@@ -242,8 +242,8 @@ def _explain(error: RuntimeError, vocab_size: int, byte_fallback: bool, sentence
     text = str(error)
     if match := _TOO_LARGE.search(text):
         return DataError(
-            f"the corpus ({sentences} sentences) has too little text for vocab_size={vocab_size}; "
-            f"the largest that works is {match[1]}"
+            f"the corpus ({sentences} sentences) has too little text for vocab_size={vocab_size} "
+            f"(tokenizer.vocab_size of a job, --vocab-size of a command); the largest that works is {match[1]}"
         )
     if match := _TOO_SMALL.search(text):
         parts = "5 special tokens, printable ASCII and the corpus's characters" + ", 256 bytes" * byte_fallback

@@ -147,7 +147,10 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _warmup_fits(self) -> ScheduleSection:
         if self.warmup_steps > self.max_steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is longer than max_steps {self.max_steps}; lower both")
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} is longer than max_steps {self.max_steps}; "
+                "lower schedule.warmup_steps, or raise schedule.max_steps"
+            )
         if self.decay_steps and self.type != "wsd":
             raise ValueError(f"decay_steps {self.decay_steps} is a key of type wsd, not of {self.type}")
         return self

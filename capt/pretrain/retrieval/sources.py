@@ -110,7 +110,7 @@ def read_sources(files: Sequence[TextFile], options: SourceOptions) -> Iterator[
                     )
                 yield document
     if blank:
-        logger.info("%s without a text left out", counted(blank, "document"))
+        logger.info("%s left out", counted(blank, "empty text"))
 
 
 def _known() -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def test_bases_that_multiply_are_bounded(tmp_path: Path) -> None:
         ),
         (
             ["schedule.max_steps=20", "schedule.warmup_steps=40"],
-            "warmup_steps 40 is longer than max_steps 20; lower both",
+            "warmup_steps 40 is longer than max_steps 20; lower schedule.warmup_steps, or raise schedule.max_steps",
         ),
         (["run.seed=1_"], "run.seed: '1_': input should be a valid integer"),
         (["contrast.cached=maybe"], "contrast.cached: 'maybe': input should be a valid boolean"),

@@ -124,7 +124,7 @@ def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_too_little_text_says_what_works(tmp_path: Path, kind: Any) -> None:
     with pytest.raises(
-        DataError, match=r"too little text for vocab_size=50000; the largest that works is \d+"
+        DataError, match=r"vocab_size=50000 \(tokenizer\.vocab_size of a job, .*; the largest that works is \d+"
     ) as error:
         train(small()[:40], tmp_path / "t", vocab_size=50_000, type=kind)
     train(small()[:40], tmp_path / "t", vocab_size=int(str(error.value).split()[-1]), type=kind)
