@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from capt.pretrain.base.distributed import device
-from capt.pretrain.base.errors import ConfigError, UserError
+from capt.pretrain.base.errors import ConfigError, UserError, quoted
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.commands import task_of
 from capt.pretrain.convert.onnx import GRAPH
@@ -106,7 +106,7 @@ def _refuse_classifier(folder: Path) -> None:
     if is_classifier(config) and not scores_pairs(config):
         raise ConfigError(
             f"{folder} is a classifier of {labels_of(config)} classes: encoders and rerankers are checked; its answers "
-            f"are those of capt predict {folder} FILE --out predictions.csv"
+            f"are those of capt predict {quoted(folder)} FILE --out predictions.csv"
         )
 
 

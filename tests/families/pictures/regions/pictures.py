@@ -34,7 +34,7 @@ def random_pictures(
 
 
 _TYPES = {**dict.fromkeys(("objects_id", "attrs_id"), "<i8"), **dict.fromkeys(("objects_conf", "attrs_conf"), "<f4")}
-"""Of a file's arrays; the others are fp32 too."""
+"""Type of a file's arrays; the others are fp32 too."""
 
 
 def encode(picture: Picture) -> bytes:
