@@ -251,10 +251,7 @@ def write_pairs(
     pairs = [next(iter(alike)) for alike in described.values() if len(alike) == 1]
     if not pairs:
         raise DataError(f"no function in {len(files)} Python files has a docstring")
-    folder.mkdir(parents=True, exist_ok=True)
-    with new_file(folder / "pairs.jsonl") as out:
-        for paragraph, signature in pairs:
-            out.write(json.dumps({"query": paragraph, "pos": [signature]}, ensure_ascii=False) + "\n")
+    _write_lines(folder / PAIRS, ({"query": paragraph, "pos": [signature]} for paragraph, signature in pairs))
     return len(pairs)
 
 

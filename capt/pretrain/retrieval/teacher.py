@@ -305,10 +305,10 @@ _SAME = 0.05
 
 def _require_same(store: VectorStore, again: Sequence[_Row]) -> None:
     """Raise ``DataError`` for a row whose text has another vector in the store: which is meant, nothing says."""
-    store.close()
-    store.reload()
     if not again:
         return
+    store.close()
+    store.reload()
     before = store.vectors([text_hash(text) for _, text, _ in again])
     for (place, text, vector), first in zip(again, before, strict=True):
         if np.linalg.norm(vector - first) > _SAME * max(np.linalg.norm(vector), np.linalg.norm(first)):
