@@ -38,6 +38,8 @@ _PREFIX = "capt-local"
 MEMORY = Path("/dev/shm")
 KEPT = 24 * 3600.0
 """Seconds after which the storage of a run that nobody has continued may be removed."""
+LEFT_ON_DISK = 4 << 30
+"""Bytes of a disk that local checkpoints leave to others at most."""
 _STARTS = 100
 """Starts in a row that may end before their first step; after more, the oldest incarnation is no longer valid."""
 
@@ -194,11 +196,16 @@ def newest_change(storage: Path) -> float:
 
 
 def free_bytes(location: Path) -> int:
-    """Return the bytes that may be written to a location; a tenth of it, and of the memory, is left to others."""
+    """Return the bytes that may be written to a location.
+
+    A tenth of memory is left to others; of a disk a tenth too, and 4 GiB at most: a large disk that is nearly full
+    still has room for a checkpoint.
+    """
     location = next(folder for folder in (location, *location.absolute().parents) if folder.exists())
     usage = shutil.disk_usage(location)
-    free = usage.free - usage.total // 10
-    return min(free, available_memory()) if _is_memory(location) else free
+    if _is_memory(location):
+        return min(usage.free - usage.total // 10, available_memory())
+    return usage.free - min(usage.total // 10, LEFT_ON_DISK)
 
 
 def _is_memory(location: Path) -> bool:
