@@ -32,7 +32,7 @@ PRESET = Path(__file__).parents[2] / "configs" / "pretrain" / "ace" / "nce_ace.y
 
 
 class Naive:
-    """One step of ACE: the discriminator by SGNS, the generator by REINFORCE with a normalised reward."""
+    """A step of ACE: the discriminator by SGNS, the generator by REINFORCE with a normalised reward."""
 
     def __init__(self, noise: Tensor, mixture: float = 0.5) -> None:
         self.noise, self.mixture = noise, mixture

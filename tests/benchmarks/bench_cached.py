@@ -1,4 +1,4 @@
-"""What one contrast over all micro-batches of a step costs (``contrast.cached``): time, and memory as they grow more.
+"""Cost of one contrast over all micro-batches of a step (``contrast.cached``): time, and memory as they grow more.
 
 ``python -m tests.benchmarks.bench_cached`` trains ``capt_tiny`` in bf16 on one rank with 2 threads and prints one JSON
 object; it exits with 1 when a bound is missed.
@@ -34,7 +34,7 @@ SMALL, GROWING = 8, (1, 4, 16)
 
 
 def stepper(folder: str, files: list[str], micro: int, parts: int, cached: bool) -> Callable[[int], None]:
-    """What makes one optimizer step of ``parts`` micro-batches of ``micro`` sequences."""
+    """Prepare an optimizer step of ``parts`` micro-batches of ``micro`` sequences."""
     torch.set_num_threads(THREADS)
     from capt.pretrain.base.quiet import quiet_libraries
     from capt.pretrain.config.load import load_job

@@ -40,7 +40,7 @@ print(json.dumps({"version": gensim.__version__, "words": model.corpus_total_wor
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a side over the text: raw words, words of the vocabulary, raw words a second."""
+    """A pass of a side over the text: raw words, words of the vocabulary, raw words a second."""
 
     words: int
     vocabulary: int

@@ -43,7 +43,7 @@ _STEPS = """Of one GPU without ZeRO. `GiB` is the peak of the allocator, `waits`
 device in a step. Send this report, whatever it says, with an issue."""
 
 SHIPPED = {"compiled": "true", "cached": "true", "pad": 64, "recompute": "none", "micro": 16}
-"""What `capt_large` has where a step has several micro-batches."""
+"""Values of `capt_large` where a step has several micro-batches."""
 _VALUES = {
     "compiled": ("false", "true"), "cached": ("false", "true"), "pad": (1, 64), "recompute": ("full", "none"),
     "micro": (16, 32, 64),
@@ -166,7 +166,7 @@ def steps(
 
 
 def _measured(job: Any, turns: int, found: Prediction) -> dict[str, Any]:
-    """One row; nothing of it lives on when it returns."""
+    """Measure a row; nothing of it lives on afterwards."""
     step, task = _stepper(job)
     row: dict[str, Any] = {"ms": round(_milliseconds(step, turns), 1)}
     if torch.cuda.is_available():
@@ -222,7 +222,7 @@ def kernels(config: str, overrides: Sequence[str], most: int = 25) -> list[dict[
 
 
 def _waits(step: Callable[[], None]) -> list[str]:
-    """Where the host waits for the device in one step."""
+    """List the host's waits for the device in one step."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""What the ledger costs in a step, and how fast a long one is checked.
+"""Cost of the ledger in a step, and how fast a long one is checked.
 
 ``python -m tests.benchmarks.bench_ledger`` trains capt_tiny for a few steps on one rank of one thread and measures the
 processor time of the ledger's hook beside that of the whole step; then it writes and checks the ledger of a long run

@@ -47,7 +47,7 @@ def texts(turn: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ours(pipe: Connection, threads: int, sparse: bool) -> None:
-    """One step through our engine each time the parent asks; always with the logits of masked tokens alone."""
+    """Make a step through our engine each time the parent asks; always with the logits of masked tokens alone."""
     begin_rank(threads)
     from capt.pretrain.config.schema import Job
     from capt.pretrain.engine.engines.build import build_engines

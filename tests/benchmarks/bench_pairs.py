@@ -75,7 +75,7 @@ def write_pairs(path: Path, data: Path) -> Path:
 
 
 def stepper(model: Path, pairs: Path, batch: int, micro: int, steps: int, threads: int) -> Any:
-    """What makes one step of ``capt_pairs`` with its batch."""
+    """Prepare a step of ``capt_pairs`` with its batch."""
     torch.set_num_threads(threads)
     from capt.pretrain.base.quiet import quiet_libraries
     from capt.pretrain.config.load import load_job

@@ -92,7 +92,7 @@ def job_of(overrides: list[str], config: str = "capt_tiny") -> Job:
 
 
 def stepper(job: Job) -> Callable[[], None]:
-    """What does the next step of a job through its engine, with a full queue and tokens that are all alike."""
+    """Prepare a step of a job through its engine, with a full queue and tokens that are all alike."""
     rehearsal = rehearse(job, 1)
     task: Any = rehearsal.task
     engines = build_engines(task.build_modules(), job, task.optimizers())

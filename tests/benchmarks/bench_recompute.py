@@ -32,7 +32,7 @@ KINDS = ("none", "offload", "fairscale", "fairscale_offload")
 
 
 def stepper(folder: str, kind: str) -> Callable[[int], None]:
-    """What makes one optimizer step."""
+    """Prepare an optimizer step."""
     begin_rank(1)
     from capt.pretrain.config.load import load_job
     from capt.pretrain.engine.engines.build import build_engines

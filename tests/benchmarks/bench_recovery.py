@@ -1,4 +1,4 @@
-"""What local checkpoints cost, and how soon a job that lost a rank is back at work with them.
+"""Cost of local checkpoints, and how soon a job that lost a rank is back at work with them.
 
 ``python -m tests.benchmarks.bench_recovery`` measures two things on two gloo ranks of one thread each, prints one JSON
 object and exits with 1 when a bound is missed.

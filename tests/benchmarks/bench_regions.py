@@ -41,7 +41,7 @@ _TURNS, _TURN_SECONDS = 5, 2.0
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a loader worker sends."""
+    """Output of a loader worker."""
 
     features: Tensor
     boxes: Tensor

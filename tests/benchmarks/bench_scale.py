@@ -1,4 +1,4 @@
-"""One rank of 8, 64 and 1,024 in a step of CAPT-Large, simulated; and a prediction of the step's time.
+"""A rank of 8, 64 and 1,024 in a step of CAPT-Large, simulated; and a prediction of the step's time.
 
 Bytes, memory and operations come from running the contrast and the step on tensors without data in a fake process group
 (``capt/pretrain/plan``). Gloo ranks with real numbers prove the simulation where they can. The time is a

@@ -35,7 +35,7 @@ CLIP = 1.0
 
 
 def sample(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """One packed sequence, its masked copy, and the 19 masked positions (15 % of the 126 ordinary tokens)."""
+    """Draw a packed sequence, its masked copy, and the 19 masked positions (15 % of the 126 ordinary tokens)."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(5, VOCABULARY, (LENGTH,), generator=generator)
     tokens[0], tokens[-1] = 0, 2
@@ -44,7 +44,7 @@ def sample(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
-    """One step of CAPT-small through our engine each time the parent asks."""
+    """Make a step of CAPT-small through our engine each time the parent asks."""
     begin_rank(THREADS)
     from capt.pretrain.config.schema import Job
     from capt.pretrain.contrast import capt_loss
@@ -101,7 +101,7 @@ class TrainerModel(nn.Module):
 
 
 def trainer(pipe: Connection, precision: str, zero_stage: int, *, keeps_freed_memory: bool) -> None:
-    """One step of ``transformers.Trainer`` (which runs without ZeRO) each time the parent asks."""
+    """Make a step of ``transformers.Trainer`` (which runs without ZeRO) each time the parent asks."""
     torch.set_num_threads(THREADS)
     from transformers import Trainer, TrainingArguments
 

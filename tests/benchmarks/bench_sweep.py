@@ -1,4 +1,4 @@
-"""What a sweep costs beside its trials: 12 short ones, 2 at a time, through ``capt sweep``.
+"""Cost of a sweep beside its trials: 12 short ones, 2 at a time, through ``capt sweep``.
 
 ``python -m tests.benchmarks.bench_sweep`` starts the command as a user does, with a Ray of its own, on a small
 regression job under DeepSpeed. A trial's time is that of its processes, from their start to their end, so everything

@@ -80,7 +80,7 @@ class Updates:
 
 
 def ours(pipe: Connection, pairs: int, ragged: bool, optimizer: bool) -> None:
-    """One step of our model each time the parent asks."""
+    """Make a step of our model each time the parent asks."""
     torch.set_num_threads(THREADS)
     from capt.pretrain.engine.rank import keep_freed_memory
 
@@ -114,7 +114,7 @@ def ours(pipe: Connection, pairs: int, ragged: bool, optimizer: bool) -> None:
 
 
 def stock(pipe: Connection, pairs: int, ragged: bool, optimizer: bool) -> None:
-    """One step of transformers' model each time the parent asks."""
+    """Make a step of transformers' model each time the parent asks."""
     torch.set_num_threads(THREADS)
     from transformers import LxmertConfig, LxmertForPreTraining
 

@@ -22,12 +22,12 @@ class Timings:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast ours is: the median over the turns of the ratio within a turn."""
+        """Our speed divided by the other's: the median over the turns of the ratio within a turn."""
         return statistics.median(b / a for a, b in zip(self.ours, self.other, strict=True))
 
     @property
     def ratio_of_sums(self) -> float:
-        """How many times as fast ours is over all turns together, for turns whose work differs between the sides."""
+        """Our speed divided by the other's over all turns together, for turns whose work differs between the sides."""
         return sum(self.other) / sum(self.ours)
 
 

@@ -99,7 +99,7 @@ ABOUT = {
     "rails": "whether a ring between hosts uses all network cards of a host; else one card",
     "zero_hidden": "share of ZeRO's reduction of gradients that is hidden behind the backward pass",
 }
-"""What each of `Assumptions` is."""
+"""Meanings of the `Assumptions`."""
 
 
 def page(found: Prediction, proven: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What proves the simulation of `scale_step`: gloo ranks with real numbers do the same, and are measured alike."""
+"""Proof of the simulation of `scale_step`: gloo ranks with real numbers do the same, and are measured alike."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _uses(tensor: Any) -> int:
 
 
 def measures(found: Simulated) -> dict[str, Any]:
-    """What must be the same, to the byte: every collective, bytes that lived, operations, operators."""
+    """Figures that must be equal, to the byte: every collective, bytes that lived, operations, operators."""
     return {
         "received": [(each.name, each.received) for each in found.sent],
         "before": found.before,

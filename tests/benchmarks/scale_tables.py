@@ -117,12 +117,12 @@ class Prediction:
                          job.contrast.precision, given)  # fmt: skip
 
     def longer(self, of: Scenario, given: Given = MIDDLE) -> float:
-        """How much longer the step is than without queue, as a share of that one."""
+        """Time that the queue adds to a step, as a share of the step without it."""
         without = next(e for e in self.found if (e.world, e.samples, e.queue) == (of.world, of.samples, 0))
         return self.time(of, given).total / self.time(without, given).total - 1
 
     def contrast_row(self, of: Scenario) -> dict[str, Any]:
-        """What the rank does for the contrast."""
+        """Work of the rank for the contrast."""
         found = self.found[of]
         return {
             **of.named(),
@@ -135,7 +135,7 @@ class Prediction:
         }
 
     def memory_row(self, of: Scenario) -> dict[str, Any]:
-        """What the rank holds at most, in GB."""
+        """Peak memory of the rank, in GB."""
         found, encoder = self.found[of], self.encoder(of)
         state, work = state_bytes(encoder.weights, ZERO, of.world), found.peak - found.before
         largest = max(encoder.activations, work)
