@@ -29,7 +29,7 @@ def test_every_row_is_measured() -> None:
 
 
 def test_the_utilisation_of_a_gpu_is_measured_without_text() -> None:
-    """What tests/gpu measures at full size: every logged step says how fast it was."""
+    """Every logged step says how fast it was; tests/gpu measures it at full size."""
     (rows,) = run_ranks(random_steps, 1, "capt_large", [*TINY, "run.log_every=2"], 6)
     assert len(rows) == 3
     assert all(row["tokens_per_second"] > 0 and row["loss"] > 0 for row in rows)

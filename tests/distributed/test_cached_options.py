@@ -1,4 +1,4 @@
-"""One contrast over many micro-batches with activation checkpointing, and under fp16's loss scale.
+"""A contrast over many micro-batches with activation checkpointing, and under fp16's loss scale.
 
 The second pass draws the dropout of the first, and layers that are computed again draw that of the second. A loss scale
 multiplies what flows back from the second pass alone: the gradient of the contrast itself is taken in fp32.
@@ -98,7 +98,7 @@ def test_kept_graphs_change_no_gradient(tmp_path: Path, world: int, family: str,
 
 
 def _calls(mapping: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What `KeptGraphs` is told in two steps: their sequences, and whether their update was left out."""
+    """Calls of `KeptGraphs` in two steps: their sequences, and whether their update was left out."""
     told: list[tuple[str, Any]] = []
     begin, end = KeptGraphs.begin_step, KeptGraphs.end_step
 

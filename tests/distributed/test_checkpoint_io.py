@@ -1,4 +1,4 @@
-"""What saving and resuming write and read: which bytes, by which rank, where, with which permissions."""
+"""Bytes that saving and resuming write and read: which, by which rank, where, with which permissions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_a_killed_job_left_is_swept_by_the_next(finished: Path, tmp_path: P
 
 
 def _hashing(mapping: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
-    """Which thread of this rank hashed which file, and that a training step passes meanwhile."""
+    """Train on, and list the files that each thread of this rank hashed meanwhile."""
     from capt.pretrain.engine.checkpoint import save
 
     threads: dict[str, list[str]] = {}

@@ -19,7 +19,7 @@ D, K = 123, 507
 
 @dataclass(frozen=True)
 class Case:
-    """One call on every rank; ``counts[r]`` samples live on rank ``r``."""
+    """A call on every rank; ``counts[r]`` samples live on rank ``r``."""
 
     counts: tuple[int, ...]
     temperature: float = 0.05
@@ -49,7 +49,7 @@ class Case:
         return s, near(s, self.noise, seed=1)
 
     def queued(self) -> torch.Tensor:
-        """What was pushed so far, in the global order."""
+        """Rows pushed so far, in the global order."""
         return unit(self.pushed, D, seed=2, dtype=self.dtype)
 
     def ids(self) -> torch.Tensor | None:

@@ -50,7 +50,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"similarity": True},
 ]
 ARGUMENTS = ("hard", "with_ids", "queued", "temperature", "learned", "by_row", "stats", "similarity")
-"""What is not a field of the options."""
+"""Arguments beside the options."""
 
 Case = dict[str, Any]
 
@@ -63,7 +63,7 @@ _OF_SIMILARITIES = {
 
 # By a margin and not by a share of the positive: a positive of 0 has negatives of 0 beside it, where rows are bits.
 _OF_PRECISIONS = {"matryoshka", "queued", "mask_margin", "by_row", "stats", "learned"}
-"""What is computed of blocks of rows."""
+"""Keys that apply to blocks of rows."""
 
 
 def _is_meaningful(case: Case) -> bool:

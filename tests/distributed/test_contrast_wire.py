@@ -1,4 +1,4 @@
-"""What goes over the wire: two collectives of a size that the queue has no part in, and none in backward."""
+"""Traffic of the contrast: two collectives of a size that the queue has no part in, and none in backward."""
 
 from __future__ import annotations
 

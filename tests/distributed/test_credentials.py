@@ -1,4 +1,4 @@
-"""What a store is opened with is in no command line, file or log of a preparation and a training that use it."""
+"""Credentials of a store are in no command line, file or log of a preparation and a training that use it."""
 
 from __future__ import annotations
 

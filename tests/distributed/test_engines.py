@@ -23,7 +23,7 @@ _ROWS = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(1))
 
 
 def _trained(stage: int, micro: int, clip: float, extra: str) -> tuple[bool, list[np.ndarray], list[float]]:
-    """Whether the engine is local; weights and gradient norms of three updates on 8 rows over all ranks."""
+    """Make three updates on 8 rows over all ranks: whether the engine is local, weights, gradient norms."""
     quiet_libraries(debug=False)
     distributed.initialize(1)
     settings = ["batch.global=8", f"batch.micro={micro}", f"engine.zero_stage={stage}", f"optimizer.clip={clip}"]

@@ -100,7 +100,7 @@ class _Loop:
         self.places, self.table = places, table
 
     def exp(self, anchor: int, key: int, row: Tensor | None = None) -> Tensor:
-        """One term."""
+        """A term."""
         return (self.table[self.places[anchor]] @ (self.table[self.places[key]] if row is None else row) / TAU).exp()
 
     def of(self, samples: list[dict[str, Any]], queue: list[tuple[int, Tensor]]) -> Tensor:

@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def references(folder: Path) -> dict[str, dict[str, Any]]:
-    """One process, ZeRO 0, one micro-batch, its contrast with its graph."""
+    """A process at ZeRO 0, one micro-batch, its contrast with its graph."""
     precisions = ("fp32", "bf16")
     mappings = [_mapping(folder, 1, 0, precision, _GLOBAL, cached=False) for precision in precisions]
     return dict(zip(precisions, run_ranks(_all_gradients, 1, mappings)[0], strict=True))

@@ -108,7 +108,7 @@ def _kill_at(mapping: dict[str, Any], world: int, resume: bool, step: int) -> No
 
 
 def _killed_on_two_then_one_then_three_ranks(mapping: dict[str, Any]) -> Report:
-    """What the ledger says of a run that was killed in its third step on two ranks, and in its fifth on one."""
+    """Report of the ledger on a run that was killed in its third step on two ranks, and in its fifth on one."""
     _kill_at(mapping, 2, False, 3)
     _kill_at(mapping, 1, True, 5)
     assert run_ranks(_train, 3, mapping, True) == [0, 0, 0]

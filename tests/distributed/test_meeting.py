@@ -1,4 +1,4 @@
-"""What ranks do when they meet: who may take part, with what, and what they tell each other."""
+"""Meeting of ranks: who may take part, with what, and what they tell each other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _options() -> argparse.Namespace:
 
 
 def _refusals(facts: dict[str, Any], changes: list[tuple[str, Any]]) -> list[str]:
-    """What each rank is told where rank 1 has one fact that rank 0 has not."""
+    """Errors of each rank where rank 1 has one fact that rank 0 has not."""
     said = []
     for key, value in [("", None), *changes]:
         own = {**facts, key: value} if key and distributed.rank() == 1 else facts
@@ -125,7 +125,7 @@ def _gathered() -> list[list[Any]]:
 
 
 def _broadcast() -> tuple[bool, int]:
-    """Whether a long value of rank 1 arrives, and the bytes that this rank has gathered for it."""
+    """Send a long value from rank 1: whether it arrives, and the bytes that this rank gathers."""
     gathered, gather = [], distributed.all_gather
 
     def noted(x: Any, group: Any = None) -> Any:

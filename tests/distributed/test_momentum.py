@@ -126,7 +126,7 @@ def test_an_average_that_forgets_at_once_changes_no_bit(tmp_path: Path, world: i
 
 
 def _bits(engine: Engine) -> list[np.ndarray]:
-    """What this rank holds of the weights: partitions at ZeRO 3, and what is whole now."""
+    """Weights that this rank holds: partitions at ZeRO 3, and what is whole now."""
     held = [p.detach() for p in engine.module.parameters()]
     if engine.zero_stage == 3:
         held += [p.ds_tensor for p in engine.module.parameters()]  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ def test_live_weights_come_back_bit_for_bit(held: Any, kind: tuple[int, str]) ->
 
 
 def _averages_over_skipped_updates(mapping: dict[str, Any]) -> tuple[list[bool], float]:
-    """Which updates fp16 left out, and how far the averages are from a literal loop over the others in float64."""
+    """Updates that fp16 left out, and how far the averages are from a literal loop over the others in float64."""
     emulate_fp16()
     task, engines = built(mapping)
     engine, progress = engines["model"], Progress()

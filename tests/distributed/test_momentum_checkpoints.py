@@ -80,7 +80,7 @@ def _several(runs: list[tuple[Any, ...]]) -> _Ranks:
 
 
 def _started_once_a_world(runs: dict[Any, tuple[int, tuple[Any, ...]]]) -> dict[Any, _Ranks]:
-    """What each rank of each run found; ``runs`` holds numbers of ranks and arguments, in their order."""
+    """Results of each rank of each run; ``runs`` holds numbers of ranks and arguments, in their order."""
     found: dict[Any, _Ranks] = {}
     for world in sorted({world for world, _ in runs.values()}):
         keys = [key for key in runs if runs[key][0] == world]

@@ -80,7 +80,7 @@ class _States(Callback):
 
 
 def _changes(mapping: dict[str, Any]) -> tuple[list[bool], list[tuple[int, Any]], list[str]]:
-    """Whether each step from the second on has changed anything on this rank; counts; remarks."""
+    """Changes on this rank by each step from the second on; counts; remarks."""
     quiet_libraries(debug=False)
     spikes.ENOUGH = PAST
     if mapping["engine"].get("precision") == "fp16":
@@ -377,7 +377,7 @@ def test_the_past_ends_where_a_forward_pass_sees_another_number_of_sequences(tmp
 
 
 def test_a_language_run_that_is_resumed_as_it_was_keeps_its_past(tmp_path: Path) -> None:
-    """What it works out of its data at the start changes no key."""
+    """Figures from the data, worked out at the start, change no key."""
     stop = {"stop_after": 3, **language_mapping(tmp_path)["schedule"]}
     assert run_ranks(_run, 1, language_mapping(tmp_path, schedule=stop)) == [75]
     assert run_ranks(_run, 1, language_mapping(tmp_path), True) == [0]
@@ -398,7 +398,7 @@ def test_the_past_is_alike_with_and_without_resume_where_ranks_hear_late(tmp_pat
 
 
 def _language(mapping: dict[str, Any], bad: int) -> tuple[dict[int, float], list[bool], list[int], list[int]]:
-    """What the guard of a language run is told of the loss, with a veto at ``bad``; changed steps; rows queued; and the
+    """Losses given to the guard of a language run, with a veto at ``bad``; changed steps; rows queued; and the
     steps before which the past is forgotten."""
     quiet_libraries(debug=False)
     told: dict[int, float] = {}

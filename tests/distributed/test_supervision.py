@@ -59,7 +59,7 @@ def _mapping(run_dir: Path, **changes: Any) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """What is done to the run between two attempts."""
+    """Leave the run alone between two attempts."""
 
 
 def _cut_short(checkpoints: Path, name: str) -> None:

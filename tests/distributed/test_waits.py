@@ -35,7 +35,7 @@ WAITS = {
 
 
 class Waits(TorchDispatchMode):
-    """Where each operator that waits was called."""
+    """Calls of each operator that waits."""
 
     METHODS = ("tolist", "cpu")  # which the dispatcher does not see on a CPU
 
@@ -109,7 +109,7 @@ def _unwatched(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _waits(mapping: dict[str, Any]) -> dict[int, list[str]]:
-    """What waited in each step of a run, with all its callbacks."""
+    """Waits in each step of a run, with all its callbacks."""
     quiet_libraries(debug=False)
     for name in ("queue", "info_nce"):
         module: Any = importlib.import_module(f"capt.pretrain.contrast.{name}")

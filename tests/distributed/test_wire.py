@@ -1,4 +1,4 @@
-"""What each shipped job sends in a step: every gradient once, in fp32, however many micro-batches there are."""
+"""Traffic of each shipped job in a step: every gradient once, in fp32, however many micro-batches there are."""
 
 from __future__ import annotations
 
