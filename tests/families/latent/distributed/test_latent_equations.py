@@ -1,4 +1,4 @@
-"""What the encoder minimises beside the reconstruction, against the equations as written, on one rank and on three."""
+"""Terms of the encoder beside the reconstruction, against the equations as written, on one rank and on three."""
 
 from __future__ import annotations
 

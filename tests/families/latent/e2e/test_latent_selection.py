@@ -1,4 +1,4 @@
-"""Whose checkpoint is the best where the critics learn too fast, through the command line on a few sentences."""
+"""The best checkpoint where the critics learn too fast, through the command line on a few sentences."""
 
 from __future__ import annotations
 

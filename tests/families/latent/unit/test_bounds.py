@@ -1,4 +1,4 @@
-"""What bounds what: exact values against Monte Carlo and against a model whose likelihood is known."""
+"""Bounds: exact values against Monte Carlo and against a model whose likelihood is known."""
 
 from __future__ import annotations
 

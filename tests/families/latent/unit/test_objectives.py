@@ -1,4 +1,4 @@
-"""Which function a row of the tables is, and that each is the sum of its terms."""
+"""Functions of the rows of the tables, each the sum of its terms."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.studies.latent_tables import (
 RNG = np.random.default_rng(0)
 WORDS = RNG.integers(3, 40, 500).astype(float)
 HARD = 5 * WORDS + 20 * RNG.standard_normal(500)
-"""How hard the sentences are: far more than what models differ by."""
+"""Difficulty of the sentences: far more than what models differ by."""
 
 
 def _model(shift: float, noise: float) -> Sentences:

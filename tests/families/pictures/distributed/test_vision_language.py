@@ -55,7 +55,7 @@ def _matched(folder: Path, world: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def references(folder: Path) -> list[dict[str, Any]]:
-    """One process, ZeRO 0: accumulation of 1, of 4, and the latter without mismatched pairs."""
+    """A process at ZeRO 0: accumulation of 1, of 4, and the latter without mismatched pairs."""
     mappings = [_mapping(folder, 1, 0, "fp32", n) for n in (1, 4)]
     mappings.append(_matched(folder, 1))
     results: list[dict[str, Any]] = run_ranks(_all_gradients, 1, mappings)[0]

@@ -95,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def references(folder: Path) -> list[dict[str, Any]]:
-    """One process, ZeRO 0, one micro-batch, its contrast with its graph: of all pairs, of matched ones alone, and (for
+    """A process at ZeRO 0, one micro-batch, its contrast with its graph: of all pairs, of matched ones alone, and (for
     the bound) of all pairs as four micro-batches without the cache."""
     whole = [_mapping(folder, 1, 0, _GLOBAL, cached=False, mismatched=every) for every in (True, False)]
     apart = _mapping(folder, 1, 0, 4, cached=False)

@@ -11,7 +11,7 @@ N = 5
 
 
 def test_the_encoder_is_what_runs() -> None:
-    """What the dispatcher sees of a forward pass (the attention is spelt out in products when dropout is on)."""
+    """The dispatcher counts a forward pass (the attention is spelt out in products when dropout is on)."""
     model = small_model(dtype=torch.float32).train()
     batch = pairs(N, padded=False, missing=False, dtype=torch.float32)
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -1,4 +1,4 @@
-"""What is written to a store is what is read from it, and what is no picture is refused by name."""
+"""A store gives back what was written, and what is no picture is refused by name."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_labels_that_nobody_needs_are_not_carried(prepared: PreparedVisionLangua
 
 
 def _rows(batch: VisionLanguageBatch) -> list[dict[str, Any]]:
-    """What each pair of a batch is, apart from its place."""
+    """Values of each pair of a batch, apart from its place."""
     n, length = batch.tokens.shape
     regions, noisy = batch.present.shape[1], batch.corrupted_features()
     flat = ("masked", "labels", "replaced", "replacements", "masked_regions")

@@ -1,4 +1,4 @@
-"""What becomes of a checkpoint of ``capt_vl``: it is loaded, evaluated, written for transformers and described."""
+"""Uses of a checkpoint of ``capt_vl``: it is loaded, evaluated, written for transformers and described."""
 
 from __future__ import annotations
 

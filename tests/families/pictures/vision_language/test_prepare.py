@@ -1,4 +1,4 @@
-"""What a job makes of its data, what it refuses, and that nothing is made twice."""
+"""Preparation of a job's data: what it makes and refuses, and nothing twice."""
 
 from __future__ import annotations
 

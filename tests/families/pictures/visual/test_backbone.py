@@ -1,4 +1,4 @@
-"""What a fine-tuned model starts from: never a random backbone, answers by their text, features of one kind."""
+"""Start of a fine-tuned model: never a random backbone, answers by their text, features of one kind."""
 
 from __future__ import annotations
 

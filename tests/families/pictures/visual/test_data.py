@@ -1,4 +1,4 @@
-"""Which rows a job trains and validates on, its answers, and what it refuses."""
+"""Rows that a job trains and validates on, its answers, and what it refuses."""
 
 from __future__ import annotations
 

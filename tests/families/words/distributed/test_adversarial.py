@@ -116,7 +116,7 @@ def test_a_run_that_is_resumed_within_a_window_does_what_an_uninterrupted_one_do
 
 
 def _figures(folder: Path, *more: str) -> tuple[str, str]:
-    """What the progress line shows in the end, and the error that ended the run."""
+    """Last progress line of a run, and the error that ended it."""
     quiet_libraries(debug=False)
     distributed.initialize(1)
     own = _settings(folder, "figures", "generator.every=1", "schedule.max_steps=30", *more)

@@ -26,7 +26,7 @@ def _world(
 
 
 def _sweep(words: int, dtype: torch.dtype = torch.float64) -> dict[str, np.ndarray]:
-    """What one rank gets for its part of the draws; the parts differ in length, and one may be empty."""
+    """Results of a rank for its part of the draws; the parts differ in length, and one may be empty."""
     rank, world = distributed.rank(), distributed.world_size()
     centres, table, row, uniform = _world(words, dtype)
     exchange = RowExchange(words)

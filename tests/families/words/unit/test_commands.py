@@ -1,4 +1,4 @@
-"""What reads a run: its vectors, evaluation, conversion and generated negatives."""
+"""Readers of a run: its vectors, evaluation, conversion and generated negatives."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from capt.pretrain.embeddings.policy import (
 
 WORDS, DIM, DRAWS, CENTRES, ROUNDS = 6, 3, 3, 2_000, 100
 SHARE = torch.tensor([0.7, 0.3], dtype=torch.float64)
-"""How often each of the two centre words occurs."""
+"""Frequency of each of the two centre words."""
 NOISE = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.1, 0.05], dtype=torch.float64)
 
 
@@ -81,7 +81,7 @@ class World:
 
 
 def _agrees(estimates: Tensor, exact: Tensor) -> bool:
-    """Whether the mean of the estimates is within 3 standard errors of ``exact``, in every parameter."""
+    """Return whether the mean of the estimates is within 3 standard errors of ``exact``, in every parameter."""
     errors = estimates.std(0) / math.sqrt(len(estimates))
     return bool(((estimates.mean(0) - exact).abs() < 3 * errors).all())
 

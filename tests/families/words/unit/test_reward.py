@@ -38,7 +38,7 @@ def test_rewards_that_hardly_differ_have_their_own_deviation() -> None:
 
 
 def test_the_mean_of_equal_rewards_is_exact() -> None:
-    """What it were off by, divided by a deviation of nearly nothing, would move every normalised reward."""
+    """Its error, divided by a deviation of nearly nothing, would move every normalised reward."""
     weights = (torch.rand(2048, 1, generator=torch.Generator().manual_seed(0)).double() / 7).expand(-1, 3)
     rewards = torch.full((2048, 9), 0.5, dtype=torch.float64)[:, -3:]
     statistics = RewardStatistics.of(rewards, weights)

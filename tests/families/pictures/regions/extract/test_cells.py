@@ -1,4 +1,4 @@
-"""Which part of a picture a region stands for."""
+"""Part of a picture that a region covers."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_what_is_refused(models: Path, tmp_path: Path, kind: str, backend: str, 
 
 
 def test_the_digest_is_that_of_the_weights_that_are_read(models: Path, tmp_path: Path) -> None:
-    """Where whole weights and an index are there, the former are read, and nothing else is asked for."""
+    """Whole weights beside an index are read, and nothing else is asked for."""
     folder = _changed(models / "vit", tmp_path / "model", "config.json", lambda keys: None)
     index = {"metadata": {}, "weight_map": {"x": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,4 +1,4 @@
-"""What a sentence of the microworld means, read off its words alone and tried on what the files say of a picture."""
+"""Meaning of a sentence of the microworld, read off its words alone and tried on what the files say of a picture."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_tsv(path: Path) -> Iterator[tuple[str, Picture]]:
 
 
 def fitting(words: str, picture: Picture) -> Picture:
-    """What fits ``small red balls``."""
+    """Things like ``small red balls``."""
     found = picture
     for word in words.split():
         name = word if word in ("thing", *CLASSES, *COLOURS, "small", "large") else word.removesuffix("s")
@@ -72,7 +72,7 @@ _MOST = {"leftmost": "to the left of", "rightmost": "to the right of", "topmost"
 
 
 def clear(picture: Picture, side: str, one: Seen) -> bool:
-    """Whether every other thing is well on one side of ``one``."""
+    """Return whether every other thing is well on one side of ``one``."""
     axis = 3 if "to the" in side else 4
     return all(abs(other[axis] - one[axis]) >= 24 for other in picture if other is not one)
 
@@ -116,7 +116,7 @@ def answer(question: str, picture: Picture) -> str:
 
 
 def caption_holds(caption: str, picture: Picture) -> bool:
-    """Whether a caption is true."""
+    """Return whether a caption is true."""
     if m := re.fullmatch(rf"There is a (.+) ({_SIDE}|and) a (.+)\.", caption):
         first, second = fitting(m[1], picture), fitting(m[3], picture)
         return any(
@@ -132,7 +132,7 @@ def caption_holds(caption: str, picture: Picture) -> bool:
 
 
 def statement_holds(sentence: str, left: Picture, right: Picture) -> bool:
-    """Whether a statement about two pictures is true."""
+    """Return whether a statement about two pictures is true."""
     if m := re.fullmatch(r"There (?:is|are) (.+) in total\.", sentence):
         return _amount(m[1], [*left, *right])
     m = re.fullmatch(r"(.+) images? contains? (.+)\.", sentence)
