@@ -49,7 +49,7 @@ FINE_TUNING = ["model.context_init=zeros", "model.freeze_input=200"]
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and what is run. ``extra`` are overrides of every run."""
+    """Folders of the study, and what is run. ``extra`` are overrides of every run."""
 
     out: Path
     data: Path
@@ -88,7 +88,7 @@ def make_text(study: Study) -> None:
 
 
 def train(study: Study, folder: Path, seed: int, epochs: float, *overrides: str) -> None:
-    """One run."""
+    """Finish a run."""
     finish(
         folder, "pretrain", "ace/skipgram", *COMMON, f"data.files={study.text}", f"data.cache={study.out / 'cache'}",
         f"model.dim={DIMENSIONS}", f"run.seed={seed}", f"schedule.epochs={epochs:g}", *overrides, *study.extra,
@@ -129,7 +129,7 @@ def epochs_of_equal_time(study: Study, start: str, seed: int) -> dict[str, float
 
 
 def trials_of(study: Study, start: str, arm: str, seed: int) -> list[Trial]:
-    """What is known of a finished run: a trial for each set."""
+    """Results of a finished run: a trial for each set."""
     folder = study.run(start, arm, seed)
     rows = rows_of(folder)
     words = max(row.get("tokens", 0) for row in rows)

@@ -29,7 +29,7 @@ RESAMPLES = 1000
 
 
 class Trial(NamedTuple):
-    """One run on one set. ``drop`` and ``zero`` are Spearman's rho x 100 by the two rules for unknown words."""
+    """A run on a set. ``drop`` and ``zero`` are Spearman's rho x 100 by the two rules for unknown words."""
 
     start: str
     arm: str

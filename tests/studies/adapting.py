@@ -73,9 +73,9 @@ CONTINUE = {
     "data.sequence_length": "32", "batch.global": "64", "batch.micro": "64", "schedule.max_steps": str(STEPS),
     "schedule.warmup_steps": "12", "contrast.queue": "128", "contrast.queue_start": "12",
 }  # fmt: skip
-"""What makes ``capt_continue`` as small as the other arms: its queue has two batches, and begins after a tenth."""
+"""Keys that make ``capt_continue`` as small as the other arms: its queue has two batches, and begins after a tenth."""
 CAPT_20 = {"corruption.type": "mask_tokens+replace", "mlm.weight": "0.05"}
-"""What differs in the arm ``capt-20`` from ``capt_adapt``, which was this arm until the study had been run."""
+"""Keys of the arm ``capt-20`` that differ from ``capt_adapt``, which was this arm until the study had been run."""
 FIRST = ("capt-20", "mlm", "simcse", "halfway", "simcse-halfway")
 """The arms of which all seeds are run before any other arm."""
 SECOND = ("shuffle", "simcse", "capt-20", "mlm")

@@ -1,4 +1,4 @@
-"""What the study of adapting measures: sets of texts, clean and with damaged words, and the text that is trained on."""
+"""Data of the study of adapting: sets of texts, clean and with damaged words, and the text that is trained on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from capt.pretrain.data.sts_files import find_sets
 from tests.studies.resampling import spearman
 
 TEXTS = ("general", "cranfield")
-"""What may be trained on; see `training_text`."""
+"""Training texts; see `training_text`."""
 NOISES = ("clean", "dropped", "substituted", "misspelt")
 SHARE = 0.2
 """Share of the words that are damaged."""
@@ -48,7 +48,7 @@ class MeasuredSet:
 
     @property
     def metric(self) -> str:
-        """What is measured of it."""
+        """Name of its measure."""
         if isinstance(self.gold, np.ndarray):
             return "Spearman"
         return "nDCG@10" if any(len(judged) > 1 for judged in self.gold) else "first hit"
@@ -199,7 +199,7 @@ def damaged(texts: Sequence[str], noise: str, words: Sequence[str]) -> list[str]
 
 
 def _misspell(word: str, draw: random.Random) -> str:
-    """One letter left out, doubled by another, changed, or swapped with the next."""
+    """Leave out a letter, add one, change it, or swap it with the next."""
     place = draw.randrange(len(word))
     letter = draw.choice(string.ascii_lowercase)
     after = word[place + 1 :]

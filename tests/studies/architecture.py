@@ -38,7 +38,7 @@ MEASURES = {"books": "books, loss", "wiki": "WikiText-2, loss"}
 
 
 class Trial(NamedTuple):
-    """One run: masked-token losses in nats at 30% masks."""
+    """A run: masked-token losses in nats at 30% masks."""
 
     arm: str
     seed: int

@@ -49,7 +49,7 @@ ONCE = ("run.threads=1", "run.tensorboard=false", "engine.precision=bf16")
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and how long the arms are trained."""
+    """Folders of the study, and how long the arms are trained."""
 
     out: Path
     data: Path
@@ -66,7 +66,7 @@ class Study:
 
 
 def pretrain(study: Study, arm: str, seed: int) -> None:
-    """One pretraining run, and STS-B by every pooler without fine-tuning."""
+    """Pretrain, and measure STS-B by every pooler without fine-tuning."""
     folder, corpus = study.run(arm, seed), study.data / "corpus"
     steps, warmup = (1, 0) if arm == "none" else (study.steps, round(0.12 * study.steps))
     finish(
@@ -84,7 +84,7 @@ def pretrain(study: Study, arm: str, seed: int) -> None:
 
 
 def fine_tune(study: Study, arm: str, seed: int, task: str) -> None:
-    """One fine-tuning run, and the predictions of its best epoch on dev for the test set."""
+    """Fine-tune, and keep the predictions of the best epoch on dev for the test set."""
     folder, glue = study.fine_tuned(arm, seed, task), study.data / "glue"
     finish(
         folder, "finetune", task, *ONCE, f"run.seed={seed}", f"data.path={glue}",
@@ -96,7 +96,7 @@ def fine_tune(study: Study, arm: str, seed: int, task: str) -> None:
 
 
 def trial_of(study: Study, arm: str, seed: int, task: str) -> Trial:
-    """What is known of a measured fine-tuning run."""
+    """Results of a measured fine-tuning run."""
     folder, metrics = study.fine_tuned(arm, seed, task), GLUE[task].metrics
     examples = quoted_examples(task, study.data / "glue")
     assert examples.labels is not None, "quoted_examples reads labelled sets"

@@ -65,7 +65,7 @@ MRPC = 500
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and how long the arms are trained."""
+    """Folders of the study, and how long the arms are trained."""
 
     out: Path
     data: Path
@@ -78,7 +78,7 @@ class Study:
 
     @property
     def files(self) -> Path:
-        """What all trials read."""
+        """Input of all trials."""
         return self.out / "files"
 
     @property

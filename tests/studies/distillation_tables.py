@@ -19,7 +19,7 @@ SYSTEMS = ("float", "int8", "int8 x4", "binary", "binary x4")
 
 
 class Trial(NamedTuple):
-    """One measurement, in figures x 100; ``asymmetric``: Cranfield with documents by the teacher."""
+    """A measurement, in figures x 100; ``asymmetric``: Cranfield with documents by the teacher."""
 
     student: str
     loss: str

@@ -56,7 +56,7 @@ TASKS = {"cola": "matthews", "mrpc": "accuracy", "stsb": "pearson", "rte": "accu
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and what is run. The extras are overrides of every pretraining and fine-tuning job."""
+    """Folders of the study, and what is run. The extras are overrides of every pretraining and fine-tuning job."""
 
     out: Path
     data: Path
@@ -81,7 +81,7 @@ class Study:
 
 
 def pretrain(study: Study, arm: str, seed: int, steps: int) -> None:
-    """One pretraining run, and STS-B by every pooler without fine-tuning."""
+    """Pretrain, and measure STS-B by every pooler without fine-tuning."""
     corpus, folder = study.data / "corpus", study.run(arm, seed)
     books = ",".join(str(corpus / f"books.train.0{i}.txt.gz") for i in range(3))
     own = {

@@ -1,4 +1,4 @@
-"""What is kept of the fine-tuning of the GLUE study: predictions of the quoted checkpoint, trials, curves.
+"""Records of the fine-tuning of the GLUE study: predictions of the quoted checkpoint, trials, curves.
 
 One rule says which figure is quoted: **no figure is quoted on data that selected anything.** MRPC and STS-B have
 labelled test sets, so there the checkpoint of the best epoch on dev is measured on test. The other tasks have none: the
@@ -47,7 +47,7 @@ class Sweep(NamedTuple):
 
 
 class Pretraining(NamedTuple):
-    """One pretraining run. ``sts_*`` are Spearman's rho x 100 on STS-B without fine-tuning; MLM alone has no head."""
+    """A pretraining run. ``sts_*`` are Spearman's rho x 100 on STS-B without fine-tuning; MLM alone has no head."""
 
     arm: str
     seed: int
@@ -64,7 +64,7 @@ class Pretraining(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One fine-tuning run. ``score`` is the quoted figure, ``second`` the task's other metric by the same checkpoint.
+    """A fine-tuning run. ``score`` is the quoted figure, ``second`` the task's other metric by the same checkpoint.
 
     ``dev_best`` and ``dev_last`` are the best and the last epoch on dev. ``constant`` is the score of the best constant
     prediction; ``degenerate`` is 1 where the predictions are constant.
@@ -128,7 +128,7 @@ def records_of(sweep: Sweep) -> dict[tuple[str, int], TrialRecord]:
 
 
 def has_predictions(sweep: Sweep) -> bool:
-    """Whether every trial of a sweep has been measured."""
+    """Return whether every trial of a sweep has been measured."""
     path = sweep.folder / PREDICTIONS
     return path.exists() and {name(*key) for key in sweep.keys} <= load(path).keys()
 
@@ -213,7 +213,7 @@ def _points(sweep: Sweep, task: str, seed: int) -> list[Point]:
 
 
 def pretraining_of(run: Path, arm: str, seed: int) -> Pretraining:
-    """What is known of a finished pretraining run; random weights count as no step."""
+    """Results of a finished pretraining run; random weights count as no step."""
     rows = rows_of(run)
     steps = 0 if arm == "none" else max(row["step"] for row in rows)
     tokens = 0 if arm == "none" else max(row.get("tokens", 0) for row in rows)

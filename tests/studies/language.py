@@ -53,7 +53,7 @@ VARIANTS = tuple(variants(STEPS))
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and what is run. ``overrides`` are of every run."""
+    """Folders of the study, and what is run. ``overrides`` are of every run."""
 
     out: Path
     data: Path

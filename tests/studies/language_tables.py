@@ -26,7 +26,7 @@ POOLERS = ("cls", "mean", "head")
 
 
 class Trial(NamedTuple):
-    """One run. Of the held-out books: losses, accuracy, retrieval, and how little the vectors move under noise.
+    """A run. Of the held-out books: losses, accuracy, retrieval, and how little the vectors move under noise.
 
     ``wiki_loss`` is the MLM loss on WikiText-2 with 15% masked, ``sts_*`` Spearman's rho x 100 on STS-B, ``own_*`` the
     share of WikiText-2 windows whose own corruption is the nearest of all. What a variant lacks is None: MLM alone has
@@ -77,7 +77,7 @@ COMPARED = {
 
 
 def trial_of(run: Path, variant: str, seed: int) -> Trial:
-    """What is known of a finished and measured run; random weights count as no step."""
+    """Results of a finished and measured run; random weights count as no step."""
     rows = rows_of(run)
     last = [row for row in rows if row.get("split") == "validation"][-1]
     steps, tokens = (0, 0) if variant == "none" else (last["step"], last["tokens"])

@@ -47,7 +47,7 @@ STANDINS: dict[str, tuple[list[str], list[str], int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and how much is trained and drawn. ``extra`` are overrides of every run."""
+    """Folders of the study, and how much is trained and drawn. ``extra`` are overrides of every run."""
 
     out: Path
     data: Path
@@ -106,7 +106,7 @@ def train_and_measure(study: Study, name: str, row: str, seed: int) -> None:
 
 
 def trials_of(study: Study, names: list[str], rows: list[str], seeds: range) -> list[Trial]:
-    """What is known of the finished runs."""
+    """Results of the finished runs."""
     return [
         trial_of(name, row, seed, study.epochs, json.loads((study.run(name, row, seed) / "study.json").read_text()))
         for name in names for row in rows for seed in seeds

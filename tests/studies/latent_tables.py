@@ -19,7 +19,7 @@ ERRORS = ("nats a sentence", "± over sentences", "± over lengths")
 
 
 class Trial(NamedTuple):
-    """One run on the test text. Perplexities are upper bounds but ``ppl_dual``, which bounds nothing.
+    """A run on the test text. Perplexities are upper bounds but ``ppl_dual``, which bounds nothing.
 
     All are of the sentences that were weighted, but ``rec``, ``kl_exact`` and ``ppl_dual``, which are of all.
 

@@ -31,7 +31,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "random-negatives": ("--choice", "random", "--last", "1000"),
     "mined": ("--last", "30", "--relative-margin", "0.05"),
 }
-"""What the second round is trained with: how the negatives of a query were chosen; ``longer`` has none."""
+"""Negatives of the second round: how those of a query were chosen; ``longer`` has none."""
 ARMS = ("bm25", "random", "pairs", *RULES)
 COMPARED = (
     ("mined", "pairs"), ("mined", "longer"), ("mined", "random-negatives"), ("longer", "pairs"), ("mined", "bm25"),

@@ -53,7 +53,7 @@ START_STEPS, STEPS, BATCH = 250, 200, 64
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and how long it is trained."""
+    """Folders of the study, and how long it trains."""
 
     out: Path
     data: Path

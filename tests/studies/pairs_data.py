@@ -19,7 +19,7 @@ from capt.pretrain.pairs.sources import text_key
 
 SOURCES = ("nli", "qqp", "qnli", "flickr")
 HELD_OUT = 3
-"""One of so many questions of QNLI is held out, by the key of its text."""
+"""Questions of QNLI of which one is held out, by the key of its text."""
 
 Row = dict[str, Any]
 
@@ -74,7 +74,7 @@ def without(kept_back: Set[tuple[str, ...]], rows: Iterable[Row]) -> list[Row]:
 
 
 def counting_words(files: Path) -> dict[str, float | None]:
-    """What counting words gives, without any model: Spearman by TF-IDF on STS-B and MRPC, MRR by BM25 on held-out QNLI.
+    """Figures of counting words, without any model: Spearman by TF-IDF on STS-B and MRPC, MRR by BM25 on held-out QNLI.
 
     The distinct sentences of the held-out rows are ranked; those of an equal score count as before the right one.
     """

@@ -20,7 +20,7 @@ Cell = tuple[str, str]
 
 
 class Trial(NamedTuple):
-    """One run: its start, how it was trained, and what it reached; ``mrpc`` is None until it is measured."""
+    """A run: its start, how it was trained, and what it reached; ``mrpc`` is None until it is measured."""
 
     start: str
     arm: str
@@ -84,6 +84,6 @@ def write_tables(
 
 
 def _by_seed(trials: Sequence[Trial], cell: Cell, name: str) -> dict[int, float]:
-    """One figure of a cell, by seed; without the trials that lack it."""
+    """A figure of a cell, by seed; without the trials that lack it."""
     values = {each.seed: getattr(each, name) for each in trials if (each.start, each.arm) == cell}
     return {seed: value for seed, value in values.items() if value is not None}

@@ -71,7 +71,7 @@ PUBLIC_STAGES = (0, 200)
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and how long the arms are trained.
+    """Folders of the study, and how long the arms are trained.
 
     ``encoder`` is that of the second part.
     """
@@ -195,7 +195,7 @@ def retrieval_sets(study: Study) -> list[Path]:
 
 
 def counting_words(study: Study) -> dict[str, dict[str, float]]:
-    """What TF-IDF and BM25 give on whole texts, without any model; BM25 does not score pairs."""
+    """Figures of TF-IDF and BM25 on whole texts, without any model; BM25 does not score pairs."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     from capt.pretrain.language.sts import word_figures
@@ -222,7 +222,7 @@ def counting_words(study: Study) -> dict[str, dict[str, float]]:
 
 
 def _facts(run: Path) -> dict[str, Any]:
-    """What a run on text took, and how many samples found their other view before and after it."""
+    """Costs of a run on text, and how many samples found their other view before and after it."""
     from capt.pretrain.engine.checkpoint import find_best, read_job
     from capt.pretrain.language.config import LanguageJob
     from capt.pretrain.language.task import LanguageTask

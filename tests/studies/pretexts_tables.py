@@ -23,7 +23,7 @@ COMPARED = (("crop", "capt"), ("neighbour", "capt"), ("crop+mlm", "capt"), ("cro
 
 
 class Trial(NamedTuple):
-    """One measurement: the arm, the steps of pairs after it, and figures x 100; what the text took is of stage 0."""
+    """A measurement: the arm, the steps of pairs after it, and figures x 100; what the text took is of stage 0."""
 
     arm: str
     seed: int
@@ -98,7 +98,7 @@ def _differences(trials: Sequence[Trial]) -> str:
 
 
 def rule(by_set: Sequence[Sequence[float]]) -> str:
-    """What differences count as: ``for`` where all seeds are above 0 on two sets or more, and all below 0 on none.
+    """Verdict on differences: ``for`` where all seeds are above 0 on two sets or more, and all below 0 on none.
 
     ``against`` is the mirror of it.
     """

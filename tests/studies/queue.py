@@ -46,7 +46,7 @@ TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: consta
 
 
 class Shape(NamedTuple):
-    """What a part of the study runs; a queue without another guard starts after the share ``late`` of the steps."""
+    """Runs of a part of the study; a queue without another guard starts after the share ``late`` of the steps."""
 
     pairs: int
     steps: int
@@ -77,7 +77,7 @@ PARTS = {
 
 
 class Key(NamedTuple):
-    """One run. A queue of 0 rows has no guard: its arm is ``none``."""
+    """A run. A queue of 0 rows has no guard: its arm is ``none``."""
 
     text: str
     arm: str
@@ -93,7 +93,7 @@ class Key(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and what is run. ``extra`` are overrides of every run."""
+    """Folders of the study, and what is run. ``extra`` are overrides of every run."""
 
     out: Path
     data: Path

@@ -19,7 +19,7 @@ COLLAPSED = 0.5
 
 
 class Trial(NamedTuple):
-    """One run, measured on held-out text at its end; ``ratio`` is K / in-batch, ``worst`` the least retrieval of any
+    """A run, measured on held-out text at its end; ``ratio`` is K / in-batch, ``worst`` the least retrieval of any
     validation in the second half, ``capt_fixed`` the CAPT loss without a queue at one temperature. ``sts_*`` are
     Spearman's rho x 100 on STS-B dev without fine-tuning."""
 
@@ -44,7 +44,7 @@ class Trial(NamedTuple):
 
     @property
     def cell(self) -> tuple[str, str, int, str]:
-        """What its seeds have in common."""
+        """Settings that its seeds share."""
         return self.text, self.temperature, self.queue, self.arm
 
 
@@ -59,7 +59,7 @@ COMPARED = (
 
 
 def trial_of(run: Path, key: Key, in_batch: int) -> Trial:
-    """What is known of a finished and measured run; ``in_batch`` are the rows of a step."""
+    """Results of a finished and measured run; ``in_batch`` are the rows of a step."""
     validations = [row for row in rows_of(run) if row.get("split") == "validation"]
     last, name = validations[-1], "retrieval/to_corrupted"
     sections = {part["name"]: part for part in json.loads((run / "sts.json").read_text())["sections"]}

@@ -100,7 +100,7 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is."""
+    """Folders of the study."""
 
     out: Path
     data: Path

@@ -1,4 +1,4 @@
-"""What the studies share: commands that finish what they began, some at a time, and files of trials."""
+"""Shared parts of studies: commands that finish what they began, some at a time, and files of trials."""
 
 from __future__ import annotations
 

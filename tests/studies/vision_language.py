@@ -57,7 +57,7 @@ WORLD = "microworld"
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything is, and what is run. ``extra`` are overrides of every pretraining job."""
+    """Folders of the study, and what is run. ``extra`` are overrides of every pretraining job."""
 
     out: Path
     steps: int
@@ -102,7 +102,7 @@ def make_world(study: Study) -> None:
 
 
 def pretrain(study: Study, arm: str, seed: int, steps: int) -> None:
-    """One pretraining run."""
+    """Pretrain an arm."""
     warmup = round(study.warmup * steps / study.steps)
     finish(
         study.run(arm, seed), "pretrain", "capt_vl_microworld", *COMMON, "batch.micro=256", f"run.seed={seed}",
@@ -140,7 +140,7 @@ def fine_tune(study: Study, arm: str, seed: int, task: str) -> None:
 
 
 def trial(study: Study, arm: str, seed: int, task: str) -> Trial:
-    """What is known of a finished trial."""
+    """Results of a finished trial."""
     folder = study.run(arm, seed, task)
     measured: dict[str, Any] = json.loads((folder / "test.json").read_text())
     before = study.run(arm, seed)

@@ -19,7 +19,7 @@ PAIRS = (
 
 
 class Trial(NamedTuple):
-    """One fine-tuning run. Accuracies are shares: ``test`` on held-out data, ``validation`` where it was selected.
+    """A fine-tuning run. Accuracies are shares: ``test`` on held-out data, ``validation`` where it was selected.
 
     ``error`` is the standard error of ``test`` over sentences (rows about one are a group; None for VQA), ``baseline``
     the accuracy of the best constant answer on the test data.

@@ -22,12 +22,12 @@ _REMARK = (
 
 
 def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
-    """One row for each ``capt_vl`` run."""
+    """A row for each ``capt_vl`` run."""
     return _section({str(run.folder): run.config for run in runs if is_pretraining(run.config)})
 
 
 def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
-    """One row for each study of ``capt_vl`` jobs, as its best configuration was."""
+    """A row for each study of ``capt_vl`` jobs, as its best configuration was."""
     rows = {}
     for sweep in sweeps:
         for study in sweep.studies:

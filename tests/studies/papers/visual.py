@@ -66,7 +66,7 @@ def describe_initial(init: Any, source: Path) -> Initial:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """One name for models of several seeds: what their names begin with, such as ``capt`` of ``capt-seed1``, ..."""
+    """A name for models of several seeds: what their names begin with, such as ``capt`` of ``capt-seed1``, ..."""
     letters = takewhile(lambda column: len(set(column)) == 1, zip(*names, strict=False))
     shared = "".join(column[0] for column in letters).rstrip("0123456789").removesuffix("seed").rstrip("-_. ")
     return shared if len(set(names)) > 1 and shared else names[0]
