@@ -32,11 +32,11 @@ class Hang(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended."""
+    """End of a command."""
 
     code: int
     text: str
-    """What it wrote to stderr."""
+    """Output on stderr."""
 
 
 def inputs(kind: str, count: int | None = None) -> Iterator[tuple[int, random.Random]]:

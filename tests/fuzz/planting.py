@@ -1,4 +1,4 @@
-"""What somebody may have put where a file should be, and values changed within JSON."""
+"""Objects planted where a file should be, and values changed within JSON."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _load(checkpoint: Path) -> object:
-    """What evaluation, conversion and resuming do with a checkpoint."""
+    """Load a checkpoint as evaluation, conversion and resuming do."""
     open_checkpoint(checkpoint, ToyJob, "toy")
     state = read_metadata(checkpoint)
     load_module_weights(checkpoint, "model", ToyModel(13))

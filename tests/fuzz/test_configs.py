@@ -126,7 +126,7 @@ def test_sweeps(folder: Path) -> None:
 
 
 def test_names(folder: Path) -> None:
-    """What stands where a job or a task is named."""
+    """Hostile names of jobs and tasks."""
     for number, rng in inputs("names", 15):
         name = str(rng.choice(HOSTILE)) if rng.random() < 0.5 else _text(rng)
         if not name.startswith("-"):

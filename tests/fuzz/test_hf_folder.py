@@ -237,7 +237,7 @@ def test_sentence_transformers_folders(good: Path, tmp_path: Path) -> None:
 
 
 def test_the_seed_input_is_read(good: Path, tmp_path: Path) -> None:
-    """What the edits damage is a folder that every reader takes."""
+    """The edits damage a folder that every reader takes."""
     assert isinstance(read_hf(good).config, RobertaConfig)
     assert load_backbone(good).encoder.hidden_size == 12
     import_hf(good, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What says where and how a job runs: hostfiles, launch.json, .deepspeed_env, cluster files, command lines."""
+"""Inputs of a launch: hostfiles, launch.json, .deepspeed_env, cluster files, command lines."""
 
 from __future__ import annotations
 

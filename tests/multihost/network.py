@@ -30,7 +30,7 @@ SPARE = "10.77.0.3"
 
 
 def missing() -> str:
-    """What this machine lacks, or the empty string."""
+    """Missing requirements, or the empty string."""
     if os.geteuid() != 0:
         return "needs root"
     tools = {
@@ -111,7 +111,7 @@ class Hosts:
         _run("ip", "-n", self.names[host], "route", "add", "blackhole", f"{self.addresses[other]}/32")
 
     def left(self) -> dict[str, list[str]]:
-        """What is in the shared memory and the temporary folders of the hosts, and which processes run."""
+        """Content of the hosts' shared memory and temporary folders, and their processes."""
         found = {
             f"{self.addresses[host]} processes": list(map(str, self.pids(host))) for host in range(len(self.names))
         }

@@ -49,7 +49,7 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str:
-    """What this machine lacks, or the empty string."""
+    """Missing requirements, or the empty string."""
     if os.geteuid() != 0:
         return "needs root"
     tools = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
@@ -65,7 +65,7 @@ class Cluster:
     env: dict[str, str]
 
     def run(self, *argv: str) -> str:
-        """What a command of Slurm prints."""
+        """Output of a command of Slurm."""
         done = subprocess.run(argv, env={**os.environ, **self.env}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
@@ -76,14 +76,14 @@ class Cluster:
         return shown.partition("JobState=")[2].split()[0]
 
     def begins_again(self, job: int) -> bool:
-        """Whether a job that was queued again runs; Slurm lets it wait for two minutes, this does not."""
+        """Return whether a job that was queued again runs; Slurm lets it wait for two minutes, this does not."""
         if self.state(job) == "PENDING":
             with suppress(AssertionError):  # it has begun just now
                 self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return self.state(job) == "RUNNING"
 
     def requeued(self, job: int | str) -> int:
-        """How often a job, or a task of an array, was queued again."""
+        """Times that a job, or a task of an array, was queued again."""
         shown = self.run("scontrol", "show", "job", str(job), "--oneliner")
         return int(shown.partition("Restarts=")[2].split()[0])
 

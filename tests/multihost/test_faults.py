@@ -94,7 +94,7 @@ def suspend(pid: int) -> None:
 
 
 def section(pid: int) -> str:
-    """What a rank notes in the page that it shares with its supervisor."""
+    """Section of a rank, from the page that it shares with its supervisor."""
     page = next(file for file in Path(f"/proc/{pid}/fd").iterdir() if "memfd:heartbeat" in os.readlink(file))
     return SECTIONS[HEADER.unpack_from(page.read_bytes())[0]]
 

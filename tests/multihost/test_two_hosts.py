@@ -1,4 +1,4 @@
-"""One job on two hosts: real ssh, also with pdsh and ``deepspeed --hostfile``, over a network of their own."""
+"""A job on two hosts: real ssh, also with pdsh and ``deepspeed --hostfile``, over a network of their own."""
 
 import json
 import os

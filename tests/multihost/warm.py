@@ -1,4 +1,4 @@
-"""What ssh starts on the hosts of :mod:`tests.multihost.network`, forked from the fork server of `tests.support`.
+"""Commands of ssh on the hosts of :mod:`tests.multihost.network`, forked from the fork server of `tests.support`.
 
 A Python at the end of an ssh would import nothing but ``capt.launcher.supervisor``; each rank below it would import
 torch for seconds. So sshd runs this file in its place (``ForceCommand``): it hands its descriptors, environment and
@@ -25,7 +25,7 @@ _LONGEST = 1 << 16
 
 
 def command(server: Path) -> str:
-    """What sshd is to run for everybody: this file."""
+    """Command of sshd for everybody: this file."""
     return shlex.join([sys.executable, "-E", "-S", __file__, str(server)])
 
 

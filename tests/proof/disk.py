@@ -39,7 +39,7 @@ class Folder:
 
 
 Entry = Union[File, Folder, str]  # noqa: UP007 - of classes that are named before
-"""What a name stands for; a text is a link that leads there."""
+"""Target of a name; a text is a link that leads there."""
 
 
 class Disk:
@@ -109,7 +109,7 @@ class Disk:
                 yield from self._folders(entry)
 
     def tree(self, kept: dict[int, int]) -> tuple[tuple[str, str | bytes | None], ...]:
-        """What a crash leaves: each path with a file's bytes, a link's text, or None for a folder."""
+        """State after a crash: each path with a file's bytes, a link's text, or None for a folder."""
         return tuple(self._tree(self.top, "", kept))
 
     def _tree(self, folder: Folder, base: str, kept: dict[int, int]) -> Iterator[tuple[str, str | bytes | None]]:

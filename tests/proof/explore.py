@@ -15,7 +15,7 @@ from tests.proof.state import Settings, State
 
 S = TypeVar("S", bound=Hashable)
 Moves = Callable[[S], Iterable[tuple[str, S, bool]]]
-"""What can happen in a state: words, the state after it, and whether it comes from outside (nobody may rely on it)."""
+"""Moves from a state: words, the state after it, and whether it comes from outside (nobody may rely on it)."""
 
 
 class Found(NamedTuple):

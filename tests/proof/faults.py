@@ -1,4 +1,4 @@
-"""What comes from outside: crashes, cuts, repairs, and people who start the job a second time."""
+"""Moves from outside: crashes, cuts, repairs, and people who start the job a second time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in every state of the model."""
+"""Invariants of every state of the model."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def broken(state: State, settings: Settings) -> str:
 
 
 def may_rest(state: State) -> bool:
-    """Whether nothing is left to be done: every head has ended, and no rank lives."""
+    """Return whether nothing is left to be done: every head has ended, and no rank lives."""
     return all(head.ended for head in state.heads) and not any(rank.alive for rank in state.ranks)

@@ -19,7 +19,7 @@ WRITE, PLACE, REMOVE, MADE = range(4)  # while it saves
 
 
 class Kept(NamedTuple):
-    """What a host has of a checkpoint: the step, who wrote it, the files (by rank's host); ``placed``: renamed."""
+    """A host's part of a checkpoint: the step, who wrote it, the files (by rank's host); ``placed``: renamed."""
 
     step: int
     gen: int
@@ -52,7 +52,7 @@ class Memory(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What is explored. ``without`` leaves out one thing that the protocol needs."""
+    """Limits of the search. ``without`` leaves out one thing that the protocol needs."""
 
     crashes: int = 1
     kills: int = 2

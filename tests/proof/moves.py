@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tests.proof.state import Settings, State
 
 Move = tuple[str, State]
-"""What happens, in words, and the state after it."""
+"""An event, in words, and the state after it."""
 
 
 class Rule(NamedTuple):
@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     moves: Callable[[State, Settings], Iterator[Move]]
     code: tuple[str, ...]
     help: bool = False
-    """Whether it comes from outside (faults, repairs, people), so that nobody may rely on it."""
+    """True if it comes from outside (faults, repairs, people), so that nobody may rely on it."""
 
 
 RULES: list[Rule] = []

@@ -31,7 +31,7 @@ def _whole_worlds(state: State) -> Iterator[list[Rank]]:
 
 
 def _folder(state: State, rank: Rank, settings: Settings) -> int | None:
-    """Where the temporary folder of a rank's save is: its name is the attempt's own, or only the step's."""
+    """Place of the temporary folder of a rank's save: its name is the attempt's own, or only the step's."""
     for number, partial in enumerate(state.partial):
         if partial.step == rank.step and (partial.gen == rank.gen or settings.without == "private folder"):
             return number

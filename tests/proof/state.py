@@ -1,4 +1,4 @@
-"""What the model keeps of a job: heads, nodes, ranks, the lock, and the run folder. All of it can be hashed."""
+"""State of a job in the model: heads, nodes, ranks, the lock, and the run folder. All of it can be hashed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rank(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether it is a process."""
+        """True while it is a process."""
         return self.at < EXITED
 
 
@@ -51,7 +51,7 @@ class Head(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether it is no process any more."""
+        """True once it is no process."""
         return self.does == "dead" or self.does.startswith("exit")
 
 
@@ -65,7 +65,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether every byte that the manifest describes is there."""
+        """True if every byte that the manifest describes is there."""
         return all(gen == self.gen and place != TORN for gen, place in self.files)
 
 
@@ -79,7 +79,7 @@ class State(NamedTuple):
     lock: tuple[int, int] | None = None
     """Node and attempt that hold the folder's lock."""
     visible: tuple[Checkpoint, ...] = ()
-    """What ``checkpoints_of`` returns."""
+    """Result of ``checkpoints_of``."""
     partial: tuple[Checkpoint, ...] = ()
     """Temporary folders of saves."""
     reported: int = 0
@@ -87,7 +87,7 @@ class State(NamedTuple):
     gens: int = 0
     faults: int = 0
     operators: int = 0
-    """How many further heads people may start on the folder."""
+    """Further heads that people may start on the folder."""
 
     @property
     def newest(self) -> int:
@@ -95,11 +95,11 @@ class State(NamedTuple):
         return self.visible[-1].step if self.visible else 0
 
     def reaches(self, head: int, node: int) -> bool:
-        """Whether a head hears a node."""
+        """Return whether a head hears a node."""
         return self.up[node] and self.links[head][node] and not self.heads[head].ended
 
     def serves(self, rank: Rank) -> bool:
-        """Whether the head of a rank answers its node, which renews the lease."""
+        """Return whether the head of a rank answers its node, which renews the lease."""
         head = self.heads[rank.head]
         return head.does == "run" and head.gen == rank.gen and self.reaches(rank.head, rank.node)
 
@@ -114,7 +114,7 @@ class State(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What is explored. ``without`` leaves out one thing that the protocol needs."""
+    """Limits of the search. ``without`` leaves out one thing that the protocol needs."""
 
     hosts: tuple[int, ...] = (0, 1)
     policy: str = "spare"
@@ -125,9 +125,9 @@ class Settings(NamedTuple):
     keep: int = 1
     silence: int = SILENCE
     careless: bool = False
-    """Whether somebody may start a second head while the first lives."""
+    """True if somebody may start a second head while the first lives."""
     recovers: bool = False
-    """Whether the job must end with 0 once it has been started."""
+    """True if the job must end with 0 once it has been started."""
     without: str = ""
 
     def start(self) -> State:

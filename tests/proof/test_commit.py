@@ -64,7 +64,7 @@ def _run(run_dir: Path, tokenizer: Path) -> Run:
 
 
 def _train(run: Run, committed: list[int]) -> None:
-    """What the loop does, without the steps. ``committed`` gets what ``commit`` has returned for."""
+    """Run the loop without its steps. ``committed`` gets what ``commit`` has returned for."""
     saver = Checkpointer()
     saver.on_start(run)
     while not run.finished:
@@ -83,7 +83,7 @@ def _found(run_dir: Path) -> tuple[int, ...]:
 
 
 def _expected() -> list[tuple[int, ...]]:
-    """What the model says can be found, in its order, by whoever looks at a job of one rank at any moment."""
+    """List the steps that the model finds in a job of one rank at any moment, in its order."""
     state: State = Settings(hosts=(0,), faults=0, steps=STEPS).start()
     seen: list[tuple[int, ...]] = [()]
     while moves := [after for rule in RULES if not rule.help for _, after in rule.moves(state, Settings(steps=STEPS))]:

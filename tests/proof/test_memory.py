@@ -41,7 +41,7 @@ def test_each_part_is_needed(part: str, rules: Rules, problem: str) -> None:
 
 
 def _record(mapping: dict[str, Any]) -> list[tuple[float, str, int, tuple[int, ...]]]:
-    """When this rank, a host of its own, put a step in place (with the files of which ranks), and removed one."""
+    """Record when this rank, a host, put a step in place (with the files of which ranks), and removed one."""
     from capt.pretrain.reliability.local import checkpointer, replicate
 
     logging.disable()
