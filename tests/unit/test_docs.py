@@ -1,4 +1,4 @@
-"""What README and documentation tell a reader to type, set, open or trust exists; the pages build without a warning."""
+"""README and documentation name only what exists to type, set, open or trust; the pages build without a warning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OVERRIDE = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)=")
 
 
 def capt_mentions(page: Path) -> Iterator[list[str]]:
-    """What follows ``capt`` in running text, where it may be a form (``capt resume RUN``) or a part."""
+    """Words after ``capt`` in running text, which may be a form (``capt resume RUN``) or a part."""
     for inline in re.findall(r"(?<!`)`capt ([^`]+)`", BLOCK.sub("", page.read_text())):
         yield shlex.split(re.sub(r"\[.*?\]|\.\.\.", "", inline.partition(">")[0]))
 

@@ -71,7 +71,7 @@ _STYLES = re.compile(r"(?:@import\s+|url\()[\"']?([^\"')\s]+)")
 
 
 def loaded(page: Path) -> Iterator[str]:
-    """What a browser fetches by itself when it opens a page or reads a style sheet."""
+    """Links that a browser fetches itself when it opens a page or reads a style sheet."""
     text = page.read_text()
     yield from _STYLES.findall(text)
     if page.suffix == ".html":

@@ -1,4 +1,4 @@
-"""What a file from somebody else costs: time as its length, whatever its names are, and memory as its bytes.
+"""Cost of a file from somebody else: time as its length, whatever its names are, and memory as its bytes.
 
 A file is wide (columns, keys) or long (rows that differ), and its last name comes twice where that is an error: the
 search for it goes over all. Times are of the processor; a square would make a hundred of ten. What a packed file holds

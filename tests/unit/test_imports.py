@@ -240,7 +240,7 @@ def test_arrows_point_down() -> None:
 
 
 def _graph() -> dict[str, set[str]]:
-    """What each module imports of ours, at its top, in its functions and for type checkers alone."""
+    """Imports of ours in each module, at its top, in its functions and for type checkers alone."""
     modules = {_name(path): path for path in _sources()}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -292,7 +292,7 @@ FAMILIES = {
     "latent variables": ("pretrain.latent", "launcher.commands.latent"),
     "words": ("pretrain.embeddings", "launcher.commands.embeddings"),
 }
-"""What stands beside the core, which is text."""
+"""Packages beside the core, which is text."""
 
 
 def _family(module: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What pyproject.toml promises: tested ranges, extras that hold what is imported, a wheel whose core needs little."""
+"""Promises of pyproject.toml: tested ranges, extras that hold what is imported, a wheel whose core needs little."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from capt.tokenizer.encode import load_tokenizer
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "pretrain", "finetune", "launcher")
 COMMAND = re.compile(r"\b(capt [a-z]+|python -m|torchrun|sbatch|model\.init=)")
-"""Where a command, or the part of one that a message offers, begins."""
+"""Beginning of a command, or of the part that a message offers."""
 NAMES = ["my run", "it's", 'a "b"', "$HOME", "a;b", "x&y", "(1)", "*", "-x", "a  b", "über", "tab\\t", "`id`", "a#b"]
 
 
@@ -66,7 +66,7 @@ def _unquoted(tree: ast.AST) -> Iterator[int]:
 
 
 def _is_inside(between: str) -> bool:
-    """Whether a value after this text still belongs to the command: no sentence has gone on since."""
+    """Return whether a value after this text still belongs to the command: no sentence has gone on since."""
     return not re.search(r"[;:,)(]|\. |\b(of|and|with|is|goes|writes|for|to have)\b", between)
 
 
@@ -105,7 +105,7 @@ def test_the_search_finds_what_is_not_quoted(source: str) -> None:
 
 
 def _words(shell_line: str) -> list[str]:
-    """What a shell makes of a line."""
+    """Split a line as a shell does."""
     script = f"printf '%s\\0' {shell_line}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=True, env={**os.environ, "HOME": "/h"})
     return os.fsdecode(done.stdout).split("\0")[:-1]
@@ -174,7 +174,7 @@ NOT_RUN = {
     "srun ": "needs Slurm",
     "ssh": "needs another host",
 }
-"""What the tests of a machine without these cannot run, and why."""
+"""Commands that tests cannot run on a machine without these, and why."""
 
 
 class Remedy(NamedTuple):

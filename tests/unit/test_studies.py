@@ -1,4 +1,4 @@
-"""What the studies share, queues compared, the held-out texts of pairs, and tables of a single seed."""
+"""Shared parts of studies, queues compared, the held-out texts of pairs, and tables of a single seed."""
 
 from __future__ import annotations
 

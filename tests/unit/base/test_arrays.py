@@ -67,7 +67,7 @@ def test_what_the_record_does_not_ask_for_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_appears_whole_and_once(tmp_path: Path) -> None:
-    """What a killed writer of any host has left is removed, a failure leaves nothing, and a link is not followed."""
+    """Remains of a killed writer of any host are removed, a failure leaves nothing, and a link is not followed."""
     folder, elsewhere = tmp_path / "f", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "mine").touch()

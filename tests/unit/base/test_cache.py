@@ -1,4 +1,4 @@
-"""Where a host keeps what it can make again."""
+"""Cache of a host: what it can make again."""
 
 from __future__ import annotations
 

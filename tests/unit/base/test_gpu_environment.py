@@ -1,4 +1,4 @@
-"""What torch reads from the environment on GPUs: set before it is used, and never over the user's word."""
+"""Variables that torch reads on GPUs: set before use, and never over the user's word."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_is_set_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_travel_between_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where ranks have GPUs, not over the hosts' network of their processors."""
+    """Ranks with GPUs do not use the hosts' network of their processors."""
     seen = []
 
     def broadcast(x: torch.Tensor, source: int) -> None:

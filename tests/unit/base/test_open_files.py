@@ -1,4 +1,4 @@
-"""How many files a process may have open."""
+"""Limit of a process's open files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of validation is in training: counts against sets written out, and what the log says."""
+"""Overlap of validation with training: counts against sets written out, and what the log says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks like a secret stays at home, and what does not is no secret."""
+"""Variables that look like secrets stay at home, and others do not."""
 
 import pytest
 

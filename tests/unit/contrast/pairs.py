@@ -51,7 +51,7 @@ class Pairs:
     )  # fmt: skip
     """Pairs of texts that belong together beside those of one id; a query of several documents, and the reverse."""
     temperatures: Tensor = field(default_factory=lambda: torch.linspace(0.05, 0.4, N, dtype=torch.float64))
-    """What each pair divides by in a case ``by_row``."""
+    """Divisor of each pair in a case ``by_row``."""
 
     @property
     def ranks(self) -> list[int]:

@@ -121,7 +121,7 @@ def effective_negatives_by_terms(
 def hard_weights_by_terms(
     anchors: Float[Tensor, "m d"], keys: Float[Tensor, "k d"], is_negative: Bool[Tensor, "m k"], hardness: float
 ) -> Float[Tensor, "m k"]:
-    """How often each queued key counts for each anchor (:mod:`capt.pretrain.contrast.sharded`), one at a time, as
+    """Weight of each queued key for each anchor (:mod:`capt.pretrain.contrast.sharded`), one at a time, as
     numbers; 1 where it is not a negative.
     """
     weights = torch.ones(is_negative.shape, dtype=torch.float64)

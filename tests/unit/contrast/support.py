@@ -71,7 +71,7 @@ class Problem:
         return sum(numbers) / len(numbers)
 
     def weights(self) -> Tensor | None:
-        """How often each key counts for each anchor; None: once."""
+        """Weight of each key for each anchor; None: 1."""
         if not self.hardness:
             return None
         rows, live = torch.cat([self.s, self.s_hat]), 2 * len(self.s)
@@ -79,7 +79,7 @@ class Problem:
         return torch.cat([torch.ones(live, live, dtype=torch.float64), queued], 1)
 
     def is_negative(self) -> Tensor:
-        """Whether key ``j`` of both views and the queue is a negative of anchor ``i``."""
+        """Return whether key ``j`` of both views and the queue is a negative of anchor ``i``."""
         n = len(self.s)
         instances = (torch.arange(n) if self.ids is None else self.ids).repeat(2)
         owner = self.owner.repeat(2)

@@ -1,4 +1,4 @@
-"""One contrast over many micro-batches in the memory of one, against the graph of all of them at once."""
+"""A contrast over many micro-batches in the memory of one, against the graph of all of them at once."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_iterator_of_micro_batches_is_gone_through_twice() -> None:
 
 
 def test_it_is_not_the_mean_over_micro_batches() -> None:
-    """What the cache is for: a contrast of each micro-batch alone has another gradient altogether."""
+    """A contrast of each micro-batch alone has another gradient altogether: hence the cache."""
     whole, apart, batches = Encoder(), Encoder(), _batches(4)
     _reference(whole, batches, 0.1)
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_no_micro_batch_is_refused() -> None:
 
 @pytest.mark.parametrize(("chosen", "keep"), [(False, 0), (True, 0), (True, 2)])
 def test_a_learned_temperature_and_left_out_samples(chosen: bool, keep: int) -> None:
-    """Where an engine takes the mean over unlike micro-batches, the surrogates have the gradient of the whole step."""
+    """The surrogates have the gradient of the whole step where an engine takes the mean over unlike micro-batches."""
     whole, cached = Encoder(), Encoder()
     batches, starts = list(torch.cat(_batches(3)).split([4, 2, 3])), [0, 4, 6]
     tau, tau_cached = (torch.tensor(0.2, dtype=torch.float64, requires_grad=True) for _ in range(2))

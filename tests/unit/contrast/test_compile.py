@@ -21,7 +21,7 @@ MOST = 3
 
 
 def _steps(dtype: torch.dtype = torch.float32, **options: Any) -> tuple[list[bool], int]:
-    """Whether loss and gradients of each step are those without a compiler, and the number of graphs."""
+    """Compare loss and gradients of each step with those without a compiler; count the graphs."""
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(capt_loss, backend=counter, fullgraph=ONE_GRAPH)

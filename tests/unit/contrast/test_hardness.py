@@ -80,7 +80,7 @@ def test_exact_in_float64(hardness: float, temperature: float, noise: float, pus
     ("hardness", "temperature", "bound"), [(1.0, 0.05, 1e-5), (30.0, 0.05, 1e-5), (30.0, 0.5, 1e-5), (1e3, 0.05, 1e-3)]
 )
 def test_float32(hardness: float, temperature: float, bound: float, noise: float) -> None:
-    """Where exponentials stay in range by themselves, and where they do not (e^1020 overflows float64, too)."""
+    """Exponentials that stay in range by themselves, and others that do not (e^1020 overflows float64, too)."""
     s = unit(N, D, seed=0, dtype=torch.float32)
     s_hat, queue = near(s, noise, seed=1), _queue(800, torch.float32)
     loss, *gradients = _run(s, s_hat, queue, temperature=temperature, hardness=hardness)

@@ -282,7 +282,7 @@ def test_rows_of_another_width_are_refused() -> None:
     "ids", [torch.zeros(1, dtype=torch.int64), torch.arange(4), torch.tensor([0.5, 1.5]), torch.zeros(2, 2).long()]
 )
 def test_ids_are_one_number_a_sample(ids: torch.Tensor) -> None:
-    """One id was given to all rows, and of ids for both views the last ones counted."""
+    """A single id went to all rows, and of ids for both views the last ones counted."""
     views = unit(2, 4, seed=0), unit(2, 4, seed=1)
     with pytest.raises(ConfigError, match="ids must be one int64 number a sample, the same for each view"):
         check_ids(views, ids)

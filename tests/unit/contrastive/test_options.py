@@ -1,4 +1,4 @@
-"""One object of options travels from the configuration to the kernel; no layer between names what is in it."""
+"""An object of options travels from the configuration to the kernel; no layer between names what is in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OTHER: dict[str, Any] = {
 """Another value than the default of every key that is an option."""
 
 WITH: dict[str, Any] = {"matryoshka_weights": {"matryoshka": (4,)}}
-"""What a key cannot be without."""
+"""Settings that a key needs."""
 
 
 @dataclass(frozen=True)

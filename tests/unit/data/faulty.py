@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from capt.pretrain.base import stores
 
 Fault = Callable[[str, bytes], bytes]
-"""What becomes of the bytes of a request; it may raise, or take its time."""
+"""Change of the bytes of a request; it may raise, or take its time."""
 
 
 class FaultyStore(LocalFileSystem):

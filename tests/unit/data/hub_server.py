@@ -20,7 +20,7 @@ from capt.pretrain.base import stores
 
 @dataclass
 class Hub:
-    """What the hub has, and was asked.
+    """Files of the hub, and its requests.
 
     Attributes:
         revisions: the files of each revision, by their names.

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Proxy:
-    """What the proxy is to do.
+    """Orders to the proxy.
 
     Attributes:
         port: where it listens.

@@ -1,4 +1,4 @@
-"""Which source each sample of a mixture comes from: shares, epochs and places, against literal sums."""
+"""Source of each sample of a mixture: shares, epochs and places, against literal sums."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_epochs_that_do_not_suffice_are_refused() -> None:
 
 @pytest.mark.parametrize("falls", [False, True])
 def test_weights_that_meet_in_zero_have_their_shares_up_to_there(falls: bool) -> None:
-    """One source falls to 0 while the other spends its epochs, or rises from 0 as the other's are spent."""
+    """A source falls to 0 while the other spends its epochs, or rises from 0 as the other's are spent."""
     first: Course = [(0, 1), (1, 0)] if falls else [(0, 0), (0.5, 0), (1, 1)]
     order = order_of(_sources([first, 1], [None, 0.1 if falls else 1]), [1000, 1000], None, 2000, 0)
     assert order.counts_before(2000) == ([1900, 100] if falls else [1000, 1000])

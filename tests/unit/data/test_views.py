@@ -164,7 +164,7 @@ def _assembler(job: LanguageJob, prepared: PreparedLanguage, plan: ViewPlan) -> 
 
 
 def _rows(batch: LanguageBatch) -> list[dict[str, Any]]:
-    """What each sample is, whatever its micro-batch was padded to."""
+    """Content of each sample, whatever its micro-batch was padded to."""
     n = len(batch.ids)
     assert batch.instances is not None
     return [

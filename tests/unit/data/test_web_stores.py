@@ -188,7 +188,7 @@ def test_vectors_are_read_by_their_list_and_not_written(
 
 
 def test_a_certificate_is_checked(tmp_path: Path) -> None:
-    """One that nobody vouches for is refused at once; one that ``SSL_CERT_FILE`` names is trusted."""
+    """A self-signed one is refused immediately; one that ``SSL_CERT_FILE`` names is trusted."""
     pytest.importorskip("cryptography")
     certificate = write_certificate(tmp_path / "certificate.pem")
     (tmp_path / "file").write_bytes(CONTENT)

@@ -22,7 +22,7 @@ from capt.pretrain.base import stores
 
 @dataclass
 class WebServer:
-    """What the server did, and what it is to do.
+    """Requests to the server, and orders to it.
 
     Attributes:
         url: its address.

@@ -1,4 +1,4 @@
-"""What apex's fused optimizers are given: groups, decay, epsilon and modes, by a stand-in with their interface.
+"""Arguments of apex's fused optimizers: groups, decay, epsilon and modes, by a stand-in with their interface.
 
 apex needs a GPU and is not on PyPI. The stand-in has the signatures, defaults and group-wise count of steps of
 apex.optimizers, and computes what its kernels are documented to: AdamW, and LAMB that clips at ``max_grad_norm`` and

@@ -1,4 +1,4 @@
-"""Which checkpoint a run branches from, also after a kill in its first seconds."""
+"""Checkpoint that a run branches from, also after a kill in its first seconds."""
 
 from __future__ import annotations
 

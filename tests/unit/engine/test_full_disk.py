@@ -1,4 +1,4 @@
-"""What rank 0 does when the disk takes no more: the run goes on, and what it could not write is said once."""
+"""Rank 0 on a full disk: the run goes on, and what it could not write is said once."""
 
 from __future__ import annotations
 

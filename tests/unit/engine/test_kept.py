@@ -1,4 +1,4 @@
-"""What a run keeps of its first start is that of its newest checkpoint, which is verified."""
+"""Records of a run's first start are those of its newest checkpoint, which is verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loader workers keep of the memory of batches that are done."""
+"""Memory that loader workers keep of batches that are done."""
 
 from __future__ import annotations
 

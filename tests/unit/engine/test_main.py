@@ -1,4 +1,4 @@
-"""What a rank says when it fails: one line, by one rank, with the exit code of what went wrong."""
+"""Message of a rank that fails: one line, by one rank, with the exit code of what went wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a run is saved, by a simulated clock."""
+"""Pace of a run's saves, by a simulated clock."""
 
 from __future__ import annotations
 

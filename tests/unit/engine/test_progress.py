@@ -1,4 +1,4 @@
-"""What a person reads while a run goes on."""
+"""Progress of a run as a person reads it."""
 
 from __future__ import annotations
 

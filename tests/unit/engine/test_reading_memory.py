@@ -1,4 +1,4 @@
-"""What is kept in memory of the files of a checkpoint while its tensors are read."""
+"""Memory that the files of a checkpoint take while its tensors are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of its speed, beside a device that computes after the host has gone on."""
+"""Speed that a run reports, beside a device that computes after the host has gone on."""
 
 from __future__ import annotations
 

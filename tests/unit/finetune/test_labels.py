@@ -63,7 +63,7 @@ def _data(path: Path, **keys: Any) -> LabelsData:
 
 
 def _all(path: Path, **keys: Any) -> tuple[LabelsData, list[tuple[Any, ...]]]:
-    """What was found, and all examples of both splits, in any order."""
+    """The data found, and all examples of both splits, in any order."""
     splits = read_splits(_data(path, **keys))
     return splits.data, sorted(_listed(splits.train) + _listed(splits.validation))
 

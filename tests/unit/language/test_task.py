@@ -1,4 +1,4 @@
-"""What the language task says, and what it refuses, before it trains."""
+"""Messages and refusals of the language task before it trains."""
 
 from __future__ import annotations
 

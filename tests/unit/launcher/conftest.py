@@ -1,4 +1,4 @@
-"""What travels to other hosts is read from the environment, so the tests start from one of their own."""
+"""Variables for other hosts are read from the environment, so the tests start from one of their own."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What counts as doing something, on real processes."""
+"""Signs of activity, on real processes."""
 
 from __future__ import annotations
 

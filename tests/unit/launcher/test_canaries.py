@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def hits(folder: Path, *texts: str) -> list[str]:
-    """Where a secret stands: in a text, or in a file below the folder."""
+    """List the places of secrets: texts, or files below the folder."""
     secrets = [CANARY, *VALUES]
     everything = {f"text {i}": text for i, text in enumerate(texts)}
     for path in folder.rglob("*"):

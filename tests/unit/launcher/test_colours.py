@@ -20,7 +20,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def on_a_terminal(words: list[str], **env: str) -> str:
-    """What a command shows on a terminal."""
+    """Output of a command on a terminal."""
     main, end = pty.openpty()
     clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
     with subprocess.Popen(

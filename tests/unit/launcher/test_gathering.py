@@ -1,4 +1,4 @@
-"""What becomes of a job whose hosts cannot all be reached."""
+"""Fate of a job whose hosts cannot all be reached."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_process_is_seen_through_its_page() -> None:
 
 
 def _compile() -> dict[str, tuple[int, float]]:
-    """How often each section has ended, and its longest, in a process that compiles."""
+    """Count the ends of each section, and its longest, in a process that compiles."""
     import torch
 
     from capt.pretrain.engine import heartbeat as h

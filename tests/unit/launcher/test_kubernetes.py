@@ -329,7 +329,7 @@ def _start(cluster: dict[str, Any] = CLUSTER) -> int:
 
 @pytest.fixture(params=["kubectl", "client"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How a cluster is reached."""
+    """Way to a cluster."""
     if request.param == "client":
         pytest.importorskip("kubernetes", reason="pip install kubernetes")
         monkeypatch.setattr("shutil.which", lambda name: None)

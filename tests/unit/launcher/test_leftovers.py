@@ -1,4 +1,4 @@
-"""What other launchers have left in the shell: no rank of ours inherits it, and one that is started by hand says so."""
+"""Leftovers of other launchers in the shell: no rank of ours inherits them, and one started by hand says so."""
 
 from __future__ import annotations
 

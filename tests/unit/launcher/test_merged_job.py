@@ -40,7 +40,7 @@ class _NotStartedError(Exception):
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, *words: str, **options: object) -> Launch:
-    """What a backend is asked to start, its files written."""
+    """Launch that a backend receives, its files written."""
     given: list[Launch] = []
     chosen = backend("local")
 

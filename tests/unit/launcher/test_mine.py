@@ -1,4 +1,4 @@
-"""What ``capt mine`` says at its end."""
+"""Messages of ``capt mine`` at its end."""
 
 from __future__ import annotations
 

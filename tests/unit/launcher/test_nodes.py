@@ -167,7 +167,7 @@ def test_a_killed_supervisor_takes_its_ranks_with_it_and_is_a_lost_host(
 def test_talkative_nodes_do_not_have_the_head_look_at_all_ranks_at_every_word(
     environment: dict[str, str], output: Output
 ) -> None:
-    """One of 128 nodes says something every four milliseconds."""
+    """A node of 128 says something every four milliseconds."""
     links = connected(environment, output, "a")
     ranks = RemoteRanks(links, [1])
     talks = "import time\nfor _ in range(10000): print('word', flush=True); time.sleep(0.001)"
@@ -268,7 +268,7 @@ _SMI = {
     "fallen": "echo 'Unable to determine the device handle for GPU0000:C3:00.0: Unknown Error'; exit 255",
     "stuck": "exec sleep 60",
 }
-"""What nvidia-smi does on each host."""
+"""Stand-ins for nvidia-smi, by host."""
 
 
 def test_a_job_that_is_started_again_does_without_hosts_that_have_lost_gpus(

@@ -1,4 +1,4 @@
-"""What commands share: progress where nobody sees a bar."""
+"""Parts of commands: progress where nobody sees a bar."""
 
 from __future__ import annotations
 

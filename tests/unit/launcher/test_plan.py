@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shown(*overrides: str, config: str = "capt_tiny", debug: bool = False, **options: object) -> str:
-    """What ``--dry-run`` prints."""
+    """Output of ``--dry-run``."""
     texts: list[str] = []
     code = begin("capt.pretrain", config, overrides, Options(**options), debug=debug, show=texts.append)  # type: ignore[arg-type]
     assert code == 0

@@ -17,7 +17,7 @@ from tests.unit.launcher.test_sweep_records import make_plan, make_run
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """What must stay: folders and files of somebody."""
+    """Folders and files of somebody, which must stay."""
     (tmp_path / "home" / "thesis" / "checkpoints" / "step-00000001").mkdir(parents=True)
     (tmp_path / "home" / "thesis" / "only-copy.txt").write_text("precious")
     return tmp_path / "home"

@@ -1,4 +1,4 @@
-"""What sweeps read from run folders: rows as they are written, how to restart, the log of trials."""
+"""Run folders as sweeps read them: rows as they are written, how to restart, the log of trials."""
 
 from __future__ import annotations
 

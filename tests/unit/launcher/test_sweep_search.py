@@ -52,7 +52,7 @@ class Search:
         return list(begun)
 
     def ends(self, begun: dict[str, None]) -> bool:
-        """One start, until a kill or the end."""
+        """Start once, until a kill or the end."""
         drawn = DrawnSettings(self.folder, StudyPlan("s", "accuracy", "max", {}, self.folder / "trials"))
         search = OptunaSettings(self.sweep, "s", drawn, self.seeds)
         running: dict[str, tuple[str, int]] = {}

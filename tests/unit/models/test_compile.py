@@ -102,7 +102,7 @@ def _trace_the_kernels_of_a_gpu() -> int:
 
 
 def test_attention_within_documents_is_one_graph_for_any_number_of_runs() -> None:
-    """One for a first number, and one for all others, in each precision."""
+    """A graph for a first number, one for all others, in each precision."""
     assert run_ranks(_trace_the_kernels_of_a_gpu, 1)[0] <= 4
 
 

@@ -134,7 +134,7 @@ def test_init_brings_the_sizes_that_are_not_given() -> None:
 
 @pytest.mark.parametrize("pad", [1, 64])
 def test_a_model_has_at_least_the_elements_that_are_counted(pad: int) -> None:
-    """What is refused for want of memory (a checkpoint's configuration may ask for terabytes) is too large for sure."""
+    """A model refused for want of memory (a checkpoint's configuration may ask for terabytes) is too large for sure."""
     config = RobertaConfig(size="tiny", vocab_size=600, pad_vocab_to=pad)
     built = sum(parameter.numel() for parameter in CaptModel(config).parameters())
     assert 0.7 * built < config.elements <= built

@@ -13,7 +13,7 @@ N, MASKED = 5, 3
 
 
 def _counted(contrast: bool, pooling: str) -> float:
-    """What the dispatcher sees of a training step (the attention is spelt out in products when dropout is on)."""
+    """Count a training step by the dispatcher (the attention is spelt out in products when dropout is on)."""
     model = small_model(contrast, torch.float32, pooling=pooling)
     with FlopCounterMode(display=False) as counter:
         out = model(*batch(N, MASKED))

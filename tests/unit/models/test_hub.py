@@ -77,7 +77,7 @@ def test_what_may_be_a_path_is_never_asked_for(
 def test_a_folder_named_like_a_model_of_the_hub_is_said(
     offline: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where both are there the folder is taken; where it is missing the message says why the hub was not asked."""
+    """The folder is taken where both are there; where it is missing the message says why the hub was not asked."""
     for name in ("x/mine", "x/y", "model"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")

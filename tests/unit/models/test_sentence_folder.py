@@ -46,7 +46,7 @@ def test_the_pooling_is_the_one_that_is_listed(tmp_path: Path) -> None:
 
 
 def test_the_encoder_is_the_one_that_is_listed(tmp_path: Path) -> None:
-    """What lies beside ``modules.json`` may be of before; without the listed folder it counts."""
+    """Files beside ``modules.json`` may be of before; without the listed folder they count."""
     for number, path in enumerate(("0_Transformer", "a/b c", "./0.T/", "", ".")):
         folder = _folder(tmp_path / str(number))
         within = folder / path

@@ -1,4 +1,4 @@
-"""What a step of pairs holds: drawn by visit, shared by ranks and micro-batches, with keys of what is the same."""
+"""Content of a step of pairs: drawn by visit, shared by ranks and micro-batches, with keys of what is the same."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_budget_of_tokens_divides_a_step_without_changing_it(
 
 
 def _together(first: PairBatch, second: PairBatch) -> int:
-    """What two micro-batches would cost as one, with the first row alone of the second."""
+    """Cost of two micro-batches as one, with the first row alone of the second."""
     n, m = len(first.ids), len(second.ids)
     mine = second.lengths[2 * m :][second.owners == 0]
     queries = torch.cat([first.lengths[:n], second.lengths[:1]])

@@ -65,7 +65,7 @@ def test_a_document_is_left_out_where_a_row_gives_it_to_the_query_and_nowhere_el
 
 
 def _expected(data: Bipartite, step: list[list[Any]], compared: Compared) -> Candidates:
-    """One candidate after another."""
+    """Count candidate after candidate."""
     queries = documents = left = alone = 0
     given = data.given
     samples = [

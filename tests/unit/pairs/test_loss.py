@@ -1,4 +1,4 @@
-"""What a source's own settings do to the loss of a step: own negatives alone, a temperature, duplicates."""
+"""Effect of a source's own settings on the loss of a step: own negatives alone, a temperature, duplicates."""
 
 from __future__ import annotations
 

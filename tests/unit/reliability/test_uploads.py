@@ -1,4 +1,4 @@
-"""What a fresh machine fetches of a run in a store."""
+"""Files that a fresh machine fetches of a stored run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in names is text in every form of a report: no markup, no link, no picture, no path."""
+"""Names are text in every form of a report: no markup, no link, no picture, no path."""
 
 from __future__ import annotations
 

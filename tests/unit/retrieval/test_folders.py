@@ -270,7 +270,7 @@ UNFIT_MODELS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "config_sentence_transformers.json",
     ),
 }
-"""What is wrong with the folder of a model that gives vectors: what it begins as, what is changed, what is said."""
+"""Faults of the folder of a model that gives vectors: what it begins as, what is changed, what is said."""
 
 UNFIT_TEACHERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "embedder": ("embedder", lambda folder: None, "a 'SentenceTransformer'; give the folder or hub id of a cross-enc"),

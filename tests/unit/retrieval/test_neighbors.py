@@ -1,4 +1,4 @@
-"""What `capt neighbors` searches: which lines, how many, and that there were more."""
+"""Lines that `capt neighbors` searches: which, how many, and that there were more."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.parametrize("parallelism", [{}, {"TOKENIZERS_PARALLELISM": "true"}], ids=str)
 def test_a_forked_process_encodes(trained: Path, parallelism: dict[str, str]) -> None:
-    """Where the variable is true and nobody sees to it, the child waits forever."""
+    """The child waits forever where the variable is true and nobody sees to it."""
     environment = {**os.environ, **parallelism, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(
         [sys.executable, "-c", FORKED, str(trained)], env=environment, capture_output=True, text=True, timeout=60

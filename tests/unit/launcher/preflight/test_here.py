@@ -1,4 +1,4 @@
-"""What a job needs of this host, and how a launch is refused."""
+"""Needs of a job on this host, and how a launch is refused."""
 
 from __future__ import annotations
 

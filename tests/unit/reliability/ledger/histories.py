@@ -29,7 +29,7 @@ MIXED = Order(
 BATCH = 12
 
 Feed = Callable[[int, int, np.ndarray], np.ndarray]
-"""What a rank is fed, of (step, rank, the sample numbers whose turn it is): sample numbers."""
+"""Input of a rank, of (step, rank, the sample numbers whose turn it is): sample numbers."""
 
 
 def as_planned(step: int, rank: int, samples: np.ndarray) -> np.ndarray:
