@@ -23,7 +23,7 @@ _OPTIONS = (
 
 
 class Browser:
-    """One Chromium with one page. ``events`` holds what the page reported since the last :meth:`open`."""
+    """A Chromium with one page. ``events`` holds what the page reported since the last :meth:`open`."""
 
     def __init__(self, profile: Path, timeout: float = 60.0) -> None:
         assert CHROMIUM is not None

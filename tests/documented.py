@@ -46,7 +46,7 @@ def _split(words: list[str], separators: tuple[str, ...]) -> Iterator[list[str]]
 
 
 def capt_commands(page: Path) -> Iterator[list[str]]:
-    """What follows ``capt`` in a page's shell blocks, alone or at the end of a ``docker`` command line."""
+    """Words after ``capt`` in a page's shell blocks, alone or at the end of a ``docker`` command line."""
     for command in commands(page):
         if command[0] == "capt":
             yield command[1:]

@@ -1,4 +1,4 @@
-"""What tests of word embeddings share: a small text with a little structure, and small jobs on it."""
+"""Shared parts of word-embedding tests: a small text with a little structure, and small jobs on it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def fork_ranks() -> None:
 
 
 class _Forked:
-    """What ``capt.launcher.supervisor`` needs of ``subprocess.Popen``."""
+    """Part of ``subprocess.Popen`` that ``capt.launcher.supervisor`` needs."""
 
     stdin = stdout = stderr = None
 

@@ -59,7 +59,7 @@ def write_job(folder: Path) -> Path:
 
 @dataclass
 class Job:
-    """One run that is killed again and again."""
+    """A run that is killed again and again."""
 
     folder: Path
     seed: int
@@ -191,7 +191,7 @@ def _names(folder: Path, end: str) -> bool:
 
 
 def _found(folder: Path, pattern: str) -> list[Path]:
-    """What is there, while another job may remove a folder of its own."""
+    """List paths, while another job may remove a folder of its own."""
     while True:
         with suppress(FileNotFoundError):
             return list(folder.glob(pattern))

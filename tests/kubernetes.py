@@ -1,4 +1,4 @@
-"""What stands in for a Kubernetes cluster in tests: schemas, an API server that keeps what it is given, a kubelet."""
+"""Stand-in for a Kubernetes cluster in tests: schemas, an API server that keeps what it is given, a kubelet."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def api_server(*, without: str = "") -> Iterator[tuple[str, dict[str, dict[str, 
 
 
 def _openapi(place: str, groups: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What kubectl wants to know before it applies: which kinds the server validates itself."""
+    """Answer to kubectl before it applies: which kinds the server validates itself."""
     roots = {version: f"{'apis' if '/' in version else 'api'}/{version}" for version in groups}
     if not place:
         return {"paths": {root: {"serverRelativeURL": f"/openapi/v3/{root}"} for root in roots.values()}}
@@ -448,13 +448,13 @@ class Kubelet:
             self.pods[index].send_signal(number)
 
     def alive(self, index: int) -> bool:
-        """What the liveness probe of a pod says."""
+        """Answer of a pod's liveness probe."""
         words = self.container["livenessProbe"]["exec"]["command"]
         own = [word.replace("/tmp/", f"{self.place / f'pod-{index}'}/") for word in words]
         return subprocess.run(own, check=False).returncode == 0
 
     def log(self, index: int) -> str:
-        """What a pod has printed."""
+        """Output of a pod."""
         return (self.place / f"pod-{index}" / "log").read_text(errors="replace")
 
     def close(self) -> None:
@@ -514,5 +514,5 @@ def read_by_kubectl(manifest: str) -> list[Any]:
 
 
 def has_kubectl() -> bool:
-    """Whether the real client is installed."""
+    """Return whether the real client is installed."""
     return shutil.which("kubectl") is not None

@@ -1,4 +1,4 @@
-"""What tests of the latent task share: a small text, a small job, and a step without the loop."""
+"""Shared parts of latent tests: a small text, a small job, and a step without the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fork server of `tests.support` has imported before it forks a process for a test; nobody else imports it."""
+"""Imports of the fork server of `tests.support`, before it forks for a test; nobody else imports this file."""
 # ruff: noqa: F401
 
 import functools

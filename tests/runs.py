@@ -1,4 +1,4 @@
-"""What tests and studies read of a run folder."""
+"""Readers of a run folder for tests and studies."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 def rows_of(run: str | Path) -> list[dict[str, Any]]:
-    """What a run has logged, but for a last line that is half written."""
+    """Logged rows of a run, but for a last line that is half written."""
     path = Path(run) / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def training_rows(run: str | Path) -> list[dict[str, Any]]:
-    """What was logged of the training steps."""
+    """Logged rows of the training steps."""
     return [row for row in rows_of(run) if "split" not in row]
 
 
 def validations(run: str | Path) -> list[dict[str, Any]]:
-    """What was logged of the validations."""
+    """Logged rows of the validations."""
     return [row for row in rows_of(run) if row.get("split") == "validation"]
 
 

@@ -1,4 +1,4 @@
-"""What tests share: processes forked from one warm server, as ranks of real gloo groups or as ``capt`` commands.
+"""Helpers of tests: processes forked from one warm server, as ranks of real gloo groups or as ``capt`` commands.
 
 The server has imported what `tests/preloaded.py` names and has done nothing else: it knows no process group, no device
 and no thread. What is forked from it starts in milliseconds instead of the seconds that the imports take.
@@ -179,7 +179,7 @@ def train_job(mapping: dict[str, Any], resume: bool = False) -> int | str:
 
 
 def train_seen(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
-    """What :func:`train_job` returns, and the ids of the samples of this rank, step by step."""
+    """Result of :func:`train_job`, and the ids of the samples of this rank, step by step."""
     from capt.pretrain.registry import task_class
 
     seen: list[list[int]] = []
@@ -243,7 +243,7 @@ def start_forked(fn: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def run_head(fn: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``fn(*arguments)`` returns in a forked process, whose ranks are forked from it. It prints as this one does.
+    """Call ``fn(*arguments)`` in a forked process, whose ranks are forked from it. It prints as this one does.
 
     ``fn`` must be a module-level function; what goes in and out travels by pickle.
     """

@@ -97,7 +97,7 @@ def small_job(path: Path, folder: Path, world: int) -> Job:
 
 
 def traffic(job: Job) -> Traffic:
-    """What the first step of a job sends."""
+    """Traffic of the first step of a job."""
     quiet_libraries(debug=False)
     distributed.initialize(1)
     task = task_class(job.task.type)(job, job.run.dir)

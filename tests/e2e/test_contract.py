@@ -1,4 +1,4 @@
-"""What every task promises: a stopped run is the uninterrupted one, and any ranks and ZeRO stages learn the same.
+"""Contract of every task: a stopped run is the uninterrupted one, and any ranks and ZeRO stages learn the same.
 
 A task enters by a row of ``TASKS``: a small job with whatever of the task has a state (dropout, a queue, a schedule of
 the masks, a mixture, critics), and what of it depends on the number of ranks.
@@ -188,7 +188,7 @@ NAMES = [
 
 
 def _rows(job: Mapping) -> list[Mapping]:
-    """What a run has logged, times apart."""
+    """Rows of a run's log, times apart."""
     rows = rows_of(job["run"]["dir"])
     return [{key: x for key, x in row.items() if not any(word in key for word in TIMES)} for row in rows]
 

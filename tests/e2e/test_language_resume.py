@@ -51,7 +51,7 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_the_tokenizer_that_it_has_trained(tmp_path: Path) -> None:
-    """Where the text changes, and with the cache gone; a tokenizer of the new text would be another one."""
+    """The text changes and the cache is gone; a tokenizer of the new text would be another one."""
     job = language_mapping(tmp_path)
     assert run_ranks(train_seen, 1, stopped_at(job, 1))[0][0] == 75
     write_corpus(tmp_path / "text.txt", seed=1)

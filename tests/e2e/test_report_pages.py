@@ -149,7 +149,7 @@ def test_the_pointer_shows_the_values_of_a_panel(browser: Browser, tmp_path: Pat
 
 
 def _complaints(browser: Browser) -> list[str]:
-    """What the page wrote to the console as a warning or an error, its exceptions, and requests to any other place."""
+    """Warnings and errors of the page in the console, its exceptions, and requests to any other place."""
     complaints = []
     for event in browser.events:
         kind, details = event["method"], event.get("params", {})

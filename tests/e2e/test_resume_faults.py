@@ -1,4 +1,4 @@
-"""What a machine lacks at a resume does not look like something that was typed wrong: nothing would try again."""
+"""A machine that lacks something at a resume reports no typing error: nothing would try again."""
 
 from __future__ import annotations
 

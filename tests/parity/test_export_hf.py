@@ -171,7 +171,7 @@ def test_hf_to_checkpoint_gives_back_every_weight(tmp_path, contrast):
 
 @pytest.mark.parametrize("hf_class", [RobertaForMaskedLM, XLMRobertaForMaskedLM])
 def test_foreign_folders_compute_the_same_here(tmp_path, hf_class):
-    """What transformers itself writes, in half precision and in shards."""
+    """Folders by transformers itself, in half precision and in shards."""
     torch.manual_seed(0)
     used = tokenizer()
     hf_config = HFRobertaConfig if hf_class is RobertaForMaskedLM else XLMRobertaConfig

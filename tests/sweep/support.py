@@ -91,7 +91,7 @@ class Folder:
         ]
 
     def starts(self, rank: int = 0) -> dict[str, list[dict[str, Any]]]:
-        """What the processes of each trial found when they were started, by run folder."""
+        """Findings of the processes of each trial at their start, by run folder."""
         found = sorted(self.out.glob(f"trials/*/*/starts-{rank}"))
         return {path.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in found}
 

@@ -65,7 +65,7 @@ def places_of(canary: bytes, folder: Folder, since: float) -> list[str]:
 
 
 def refused(folder: Folder, monkeypatch: pytest.MonkeyPatch, capt: Capt, *arguments: str) -> str:
-    """What ``capt sweep sweep.yaml ...`` says, which is refused in this process."""
+    """Error of ``capt sweep sweep.yaml ...``, which is refused in this process."""
     monkeypatch.chdir(folder.path)
     monkeypatch.setitem(TASKS, "sweep_toy", "tests.sweep.toy")
     code, _, err = capt("sweep", "sweep.yaml", *arguments)
@@ -139,7 +139,7 @@ def saved(folder: Folder) -> dict[str, int]:
 
 
 def rays_sockets(driver: int) -> set[tuple[str, str]]:
-    """Where the processes of Ray below a driver listen: their names, and addresses."""
+    """Names and addresses of the listening processes of Ray below a driver."""
     found = set()
     with suppress(psutil.Error):
         for process in psutil.Process(driver).children(recursive=True):

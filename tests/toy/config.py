@@ -41,7 +41,7 @@ class Fault(Section):
     step: int = 0
     rank: int = 0
     everywhere: bool = False
-    """Whether all ranks are slow."""
+    """True if all ranks are slow."""
     once: str = ""
     """A file that is made by the fault, which does not strike again."""
 
@@ -91,7 +91,7 @@ class ToyJob(Job):
     exports: str = ""
     """A folder that every checkpoint has a copy of."""
     guided: bool = False
-    """Whether its validations decide something that a checkpoint has to hold."""
+    """True if its validations decide something that a checkpoint has to hold."""
     bad_samples: tuple[int, ...] = ()
     """Samples whose loss is ``badness`` times as large."""
     badness: float = 100.0
