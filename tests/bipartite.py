@@ -29,7 +29,7 @@ class Bipartite:
 
     @classmethod
     def draw(cls, generator: random.Random, sizes: Sequence[int], kinds: int, *, alone: int = -1) -> Bipartite:
-        """Rows of up to three positives and two hard negatives, out of ``kinds`` queries and as many documents.
+        """Rows of up to three positives and two hard negatives, out of ``kinds`` queries and ``kinds`` documents.
 
         The source of number ``alone`` compares a query with its own hard negatives alone.
         """

@@ -2,10 +2,11 @@
 
 Each job is ``capt pretrain`` of a very small model with a checkpoint every few steps and a local one in between.
 A killer takes one of its processes (``capt``, a rank, a data worker) at a random moment of a start, a step or a save
-and sends SIGKILL. Where ``capt`` has died, or has given up because no step was made in between, ``capt resume`` goes
-on. Checked after each kill: what was reported as saved is there and whole, and what has to die is gone. At the end of a
-job: exit code 0; each step's loss is that of an undisturbed run, bit for bit; ``capt ledger check`` passes; no process
-and no file is left. A failure names the seed of its job, which repeats the draws (moments depend on the machine).
+and sends SIGKILL. Where ``capt`` has died, or has given up because no step was made in between, ``capt resume``
+continues. Checked after each kill: what was reported as saved is there and whole, and what has to die is gone. At the
+end of a job: exit code 0; each step's loss is that of an undisturbed run, bit for bit; ``capt ledger check`` passes; no
+process and no file is left. A failure names the seed of its job, which repeats the draws (moments depend on the
+machine).
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def _newest_whole(run: Path) -> int:
         with suppress(CheckpointError, OSError):
             verify(path)
             return int(path.name[5:])
-        if checkpoints_of(run) != listed:  # the job goes on: it has saved another, and removed this one
+        if checkpoints_of(run) != listed:  # the job continues: it has saved another, and removed this one
             return _newest_whole(run)
     return 0
 

@@ -61,7 +61,7 @@ class _Process(multiprocessing.context.ForkServerProcess):
 
 
 def free_port(together: int = 1) -> int:
-    """The first of so many TCP ports in a row that nobody listens on right now."""
+    """The first of ``together`` TCP ports in a row that nobody listens on right now."""
     while True:
         with ExitStack() as sockets:
             port = 0

@@ -90,7 +90,7 @@ def _answer(pipe: Connection, turn: Callable[[], float]) -> None:
 
 
 class _Chunk:
-    """Some updates at once, as the loop gives them to a task."""
+    """Several updates together, as the loop gives them to a task."""
 
     def __init__(self, batches: Iterator[Any], number: int) -> None:
         self._batches, self._number = batches, number

@@ -7,7 +7,7 @@ process of their own, make the C library keep freed memory alike, and take turns
 
 - *ranking*: one forward pass of all pairs, against ``MultipleNegativesRankingLoss``.
 - *cached*: one contrast over several micro-batches, against ``CachedMultipleNegativesRankingLoss``, whose mini-batch
-  has as many pairs as our micro-batch.
+  has the pairs of our micro-batch.
 
 The other side tokenises as it trains, as its trainer does; ours has tokenised before. A second row has its batches
 tokenised before as well. ``--memory`` measures the most that a process ever held at 1,024, 4,096 and 16,384 pairs a

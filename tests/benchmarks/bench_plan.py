@@ -1,8 +1,9 @@
 """``capt plan`` against steps on a CPU: memory of jobs, and time of others by rates that are fitted to a third set.
 
 Memory is the peak of torch's allocator, from the events of its profiler, in the third step of a job through its engine.
-The time of a job is the least processor time of its steps, on one thread: what a step takes on an idle machine, whoever
-else works on this one. One step of each job in turn; the rates of products, bytes and operators are fitted to `FITTED`.
+The time of a job is the least processor time of its steps, on one thread: what a step takes on an idle machine,
+whatever else runs on this one. One step of each job in turn; the rates of products, bytes and operators are
+fitted to `FITTED`.
 """
 
 from __future__ import annotations

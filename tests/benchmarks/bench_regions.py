@@ -90,7 +90,7 @@ def reads_a_second(folder: Path, seconds: float = _TURN_SECONDS) -> dict[str, fl
 
 def peak_of_loading(folder: Path, workers: int) -> dict[str, float]:
     """Megabytes at most of this process and its loader workers while these read the whole store."""
-    set_start_method("fork", force=True)  # the default, which a rank has; this process was spawned, and would go on so
+    set_start_method("fork", force=True)  # the default, which a rank has; this process was spawned, and would keep that
     store = RegionStore.open(folder)
     peaks = {"Pss": 0.0, "Rss": 0.0}
     done = Event()
@@ -117,7 +117,7 @@ def peak_of_loading(folder: Path, workers: int) -> dict[str, float]:
 def _memory() -> dict[str, float]:
     """Megabytes of this process and its children.
 
-    These stand still meanwhile: a page that a second process maps between two looks would count more than once.
+    These are stopped meanwhile: a page that a second process maps between two looks would count more than once.
     """
     totals = {"Pss": 0.0, "Rss": 0.0}
     children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]

@@ -10,7 +10,7 @@ from capt.pretrain.language.config import LanguageJob
 def contrast_received(job: LanguageJob, world: int, width: int) -> list[tuple[str, int]]:
     """The contrast's collectives of a step and the bytes that a rank receives in each, as docs/contrast.md has them.
 
-    For rows of which all ranks have as many, a temperature that is a number, at most 64 of its inverse and the hardness
+    For equal numbers of rows on all ranks, a temperature that is a number, at most 64 of its inverse and the hardness
     together, no ``contrast.momentum``, no diagnostics.
     """
     section = job.contrast

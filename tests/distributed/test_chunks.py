@@ -72,7 +72,7 @@ def test_chunks_leave_the_same_rows_checkpoints_and_resumed_run(tmp_path: Path, 
     assert [row["step"] for row in rows if "split" not in row] == [4, 8, 12, 16, 20, 23]
     assert other_checkpoints.pop("step-00000013")[0].samples == 13 * 8
     assert other_checkpoints == checkpoints
-    # a signal between two looks: the run ends with the chunk, and goes on as if nothing had been
+    # a signal between two looks: the run ends with the chunk, and continues as if nothing had been
     fault = {"fault": {"kind": "term", "step": 7, "rank": world - 1}}
     for codes in run_ranks(_codes, world, (_mapping("toy_chunks", term, **fault), False)):
         assert codes == [75]

@@ -56,7 +56,7 @@ def test_traffic_is_that_of_the_anchors_whatever_the_queue(world: int) -> None:
 
 
 def _both_ways() -> list[Any]:
-    """Loss and gradient of rows of which all ranks have as many, first asking how many, then knowing it."""
+    """Loss and gradient of rows of which all ranks have equal numbers, first asking how many, then knowing it."""
     found: list[Any] = []
     for equal in (False, True):
         s, s_hat = (unit(N, D, seed=2 * distributed.rank() + i, dtype=torch.float32).requires_grad_() for i in (0, 1))

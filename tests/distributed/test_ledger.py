@@ -65,7 +65,7 @@ def _wait_for_steps(run: Path, launch: int, steps: int) -> None:
 
 
 def test_each_id_once_an_epoch_over_random_kills(tmp_path: Path) -> None:
-    """All ranks are killed at random moments, saves included, and go on in other numbers: 2, 1, 3, 2, 3 ranks."""
+    """All ranks are killed at random moments, saves included, and continue in other numbers: 2, 1, 3, 2, 3 ranks."""
     run, steps, draw = tmp_path / "run", 240, random.Random(5)
     mapping = _toy(run, steps)
     for number, world in enumerate((2, 1, 3, 2, 3), start=1):

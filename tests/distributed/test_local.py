@@ -228,7 +228,7 @@ def test_what_is_of_another_run_or_another_future_is_not_taken(tmp_path: Path, l
     run, memory = _crashed(tmp_path)
     kept = tmp_path / "kept"
     shutil.copytree(memory, kept)
-    # from an older checkpoint, on a host that has none of it: another future begins, and ends by a fault at once
+    # from an older checkpoint, on a host that has none of it: another future begins, and ends by a fault immediately
     mapping = _mapping(run, tmp_path / "elsewhere")
     assert run_ranks(_run, 3, mapping, True, 6, 0, "", "step-00000004") == ["crash"] * 3
     assert run_ranks(_run, 3, _mapping(run, memory), True) == [0, 0, 0]
@@ -309,7 +309,7 @@ def test_capt_clean_gives_up_what_a_run_has_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_was_left_out_while_the_job_went_on_is_of_no_use(tmp_path: Path, losses: dict[int, float]) -> None:
-    """It may be of a future that did not come, though the run went on from a copy of it."""
+    """It may be of a future that did not come, though the run continued from a copy of it."""
     run, memory = _crashed(tmp_path, hosts_of=1)
     shutil.copytree(memory, tmp_path / "left-out")
     assert run_ranks(_run, 3, _mapping(run, memory), True, CRASH, 1) == ["crash"] * 3

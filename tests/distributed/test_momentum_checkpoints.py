@@ -1,4 +1,4 @@
-"""``contrast.momentum`` and checkpoints: resumed runs go on with their averages; what is exported is the live model."""
+"""``contrast.momentum`` and checkpoints: resumed runs keep their averages; what is exported is the live model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _started_once_a_world(runs: dict[Any, tuple[int, tuple[Any, ...]]]) -> dict[
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, _Ranks]:
-    """By change and kind: the whole run, the same as it goes on from step 3, and as it goes on elsewhere."""
+    """By change and kind: the whole run, the same continued from step 3, and continued elsewhere."""
     before: dict[Any, tuple[int, tuple[Any, ...]]] = {}
     after: dict[Any, tuple[int, tuple[Any, ...]]] = {}
     folder = tmp_path_factory.mktemp("changes")

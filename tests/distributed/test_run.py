@@ -282,7 +282,7 @@ def test_failure_on_one_rank_fails_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_a_gradient_that_is_no_number_ends_the_run_at_every_stage(tmp_path: Path, stage: int) -> None:
-    """DeepSpeed itself drops such an update and goes on, in any precision. A save under way is finished first."""
+    """DeepSpeed itself drops such an update and continues, in any precision. A save under way is finished first."""
     fault = {"kind": "nan_gradient", "step": 4, "rank": 1}
     checkpoint = {"every": 3, "async": True}
     mapping = _mapping(tmp_path / "run", fault=fault, engine={"zero_stage": stage}, checkpoint=checkpoint)

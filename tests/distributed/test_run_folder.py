@@ -212,7 +212,7 @@ def test_a_cache_that_is_pruned_costs_no_file_of_a_checkpoint(tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["link_checkpoints", "replace_checkpoints"])
 def test_checkpoints_of_another_run_in_their_place_are_left_alone(kind: str, tmp_path: Path) -> None:
-    """Whoever may write in the run folder can have another run's checkpoints pruned, which he may not write."""
+    """Anybody who may write in the run folder can have another run's checkpoints pruned, which he may not write."""
     others = tmp_path / "others" / "step-00000001"
     others.mkdir(parents=True)
     (others / "manifest.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""A job that lost a rank, or whose rank hangs, goes on by itself, and ends as if nothing had happened."""
+"""A job that lost a rank, or whose rank hangs, continues by itself, and ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_with_local_checkpoints_a_killed_rank_costs_the_step_it_was_in(
 def test_a_file_system_that_is_away_for_seconds_is_waited_for(
     tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks and launcher use the run folder: whoever meets the outage, the job goes on behind it."""
+    """Ranks and launcher use the run folder: if either meets the outage, the job continues after it."""
     run, once = tmp_path / "run", tmp_path / "struck"
     fault = {"kind": "outage", "step": 7, "rank": 0, "once": str(once)}
     mapping = _mapping(run, fault=fault, supervise={"restarts": 1, "stall": 2.0})

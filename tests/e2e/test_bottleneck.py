@@ -92,7 +92,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 
 def test_two_ranks_are_one(tmp_path: Path) -> None:
-    """A run of two ranks goes on with one, and has the losses of one from the start."""
+    """A run of two ranks continues with one, and has the losses of one from the start."""
     job = _job(tmp_path, None, False)
     job["schedule"]["max_steps"] = 3
     assert run_ranks(train_job, 2, stopped_at(job, 2), False) == [75, 75]

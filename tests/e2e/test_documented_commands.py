@@ -1,4 +1,4 @@
-"""Every command that the documentation shows is run in small, started dry, or stands below with the reason why not."""
+"""Every command that the documentation shows is run in small, started dry, or listed below with the reason why not."""
 
 from __future__ import annotations
 

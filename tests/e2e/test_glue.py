@@ -132,7 +132,7 @@ def test_export_is_transformers_own_class(learnt: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_starts_from_the_encoder_of_another_task(learnt: Path, folder: Path, tmp_path: Path) -> None:
-    """MNLI initialisation: the encoder goes on, the head does not."""
+    """MNLI initialisation: the encoder is kept, the head is not."""
     first = load_classifier(learnt).model
     encoder = load_backbone(learnt).encoder.state_dict()
     assert all(torch.equal(encoder[name], tensor) for name, tensor in first.encoder.model.state_dict().items())

@@ -1,1 +1,1 @@
-"""Tests of what stands beside the core: pictures, latent variables and words."""
+"""Tests of what is beside the core: pictures, latent variables and words."""

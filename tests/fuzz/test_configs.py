@@ -40,7 +40,7 @@ def _places(value: Any, parents: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def _damaged(rng: random.Random, mapping: dict[str, Any], resolved: dict[str, Any]) -> dict[str, Any]:
-    """A few keys of a job, as it stands in its file or with all its defaults, set to what they should not be."""
+    """A few keys of a job, as it is in its file or with all its defaults, set to what they should not be."""
     changed = copy.deepcopy(rng.choice((mapping, resolved)))
     for _ in range(rng.randint(1, 3)):
         *parents, last = rng.choice(list(_places(changed)))

@@ -184,7 +184,7 @@ def test_reading(reader: str, good: Path, tmp_path: Path) -> None:
 
 
 def test_import(good: Path, tmp_path: Path) -> None:
-    """``capt convert --from hf``: a refusal leaves nothing, whatever stands in the output's place."""
+    """``capt convert --from hf``: a refusal leaves nothing, whatever is in the output's place."""
     for number, rng in inputs("hf-import", 15):
         folder = prepared(good, tmp_path / "in", rng) if rng.random() < 0.8 else good
         out = tmp_path / "out"

@@ -3,7 +3,7 @@
 Each host has a folder for temporary files and a ``/dev/shm`` of its own, so that what is left there can be seen.
 
 Nothing outside a temporary folder and the namespaces is touched: ssh reads a configuration of its own, through a
-wrapper that stands first on ``PATH``, as a user's working ``~/.ssh/config`` would.
+wrapper that is first on ``PATH``, as a user's working ``~/.ssh/config`` would.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Hosts:
         _run("ip", "-n", self.names[host], "link", "set", INTERFACE, state)
 
     def cut(self, host: int, other: int) -> None:
-        """Let a host send nothing to another one any more, for good; both go on to hear the rest."""
+        """Let a host send nothing to another one any more, for good; both still hear the rest."""
         _run("ip", "-n", self.names[host], "route", "add", "blackhole", f"{self.addresses[other]}/32")
 
     def left(self) -> dict[str, list[str]]:

@@ -132,7 +132,7 @@ def test_a_task_of_an_array_queues_itself_again_and_no_other(cluster: Cluster, w
     job_file = load_job(str(work / "job.yaml"), [f"run.dir={work / 'array'}"])
     launch = Launch("capt.pretrain", ("job.yaml",), job_file, Options(launcher="slurm"))
     script = render(launch, SlurmCluster.model_validate(settings))
-    # In the place of the job: the first task goes on, the second one stops at its time limit.
+    # In the place of the job: the first task continues, the second one stops at its time limit.
     begins = f'touch "{work}/begun$SLURM_ARRAY_TASK_ID"'
     stops = f'{begins}; if [ "$SLURM_ARRAY_TASK_ID" = 2 ]; then exit 75; else sleep 100; fi'
     script, replaced = re.subn(r"^\S+ -m capt\.launcher\.batch .*$", f"( {stops} )", script, flags=re.MULTILINE)
@@ -200,7 +200,7 @@ def test_the_supervisor_of_a_node_has_the_gpus_of_its_tasks(cluster: Cluster) ->
 
 @pytest.mark.slow
 def test_a_node_is_lost(cluster: Cluster, work: Path) -> None:
-    """With shrink the allocation survives, and the job goes on with the node that is left."""
+    """With shrink the allocation survives, and the job continues with the node that is left."""
     run, log = work / "second", work / "second" / "log"
     job = submit(cluster, work, "second", "supervise.on_lost_node=shrink")
     wait_until(lambda: step(run) > EVERY, 100, log)

@@ -84,7 +84,7 @@ def test_a_job_has_the_same_losses_on_two_hosts(hosts: Hosts, kind: str) -> None
 
 
 def test_hosts_whose_names_are_loopback_addresses_end_with_a_line_to_write(hosts: Hosts) -> None:
-    """Gloo announces what the name stands for: no host reaches another. With the line that is named the job trains."""
+    """Gloo announces what the name means: no host reaches another. With the line that is named the job trains."""
     if not ip_address(socket.gethostbyname(socket.gethostname())).is_loopback:
         pytest.skip("needs a machine whose name is a loopback address")
     work = write_job(hosts.folder / "names", schedule={"max_steps": 2, "warmup_steps": 0})

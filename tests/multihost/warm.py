@@ -4,7 +4,7 @@ A Python at the end of an ssh would import nothing but ``capt.launcher.superviso
 torch for seconds. So sshd runs this file in its place (``ForceCommand``): it hands its descriptors, environment and
 command to a server, which forks a process into the namespaces of the host, and ends as that ends. That process is the
 Python of the command, and forks its ranks as :mod:`tests.forked` does. All else is as it was: the line is the one of
-sshd, and whoever is killed is a process of its own.
+sshd, and whatever is killed is a process of its own.
 """
 
 from __future__ import annotations

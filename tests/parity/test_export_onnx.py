@@ -41,7 +41,7 @@ def test_outputs_are_ours_for_any_shape(exported, n, length):
     for row in range(1, n):
         tokens[row, max(1, length - row) :] = 1
     real = tokens != 1
-    # what stands under the mask must not matter
+    # what is under the mask must not matter
     fed = torch.where(real, tokens, torch.full_like(tokens, 7))
     sentences, hidden = session.run(
         ["sentence_embedding", "last_hidden_state"],

@@ -131,7 +131,7 @@ def test_losses_are_those_of_its_trainer(kind: str, tokens: int, tmp_path: Path)
 def test_cross_encoder_gives_our_scores_for_pairs_of_every_length(
     cls: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Token types, or a head with a LayerNorm; the code of the card runs as it stands."""
+    """Token types, or a head with a LayerNorm; the code of the card runs as it is."""
     from sentence_transformers import CrossEncoder
 
     write_rows(tmp_path / "pairs.jsonl", ragged_rows(30, 5))

@@ -54,7 +54,7 @@ def search(
 
 
 def _search(first: S, moves: Moves[S], broken: Callable[[S], str], may_rest: Callable[[S], bool], limit: int) -> Found:
-    states, numbers = [first], {first: 0}  # a state is hashed once a move, and a number stands for it then
+    states, numbers = [first], {first: 0}  # a state is hashed once a move, and a number represents it then
     came: list[tuple[int, str]] = [(-1, "")]
     back: list[list[int]] = [[]]
     queue, resting, made = deque([0]), [], 0

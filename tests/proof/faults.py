@@ -12,7 +12,7 @@ from tests.proof.supervising import _forget_links, _set_head, _without
 
 @move(help=True)
 def crash_node(state: State, settings: Settings) -> Iterator[Move]:
-    """A node is gone at once: its processes, what it had not made durable, and perhaps the newest rename."""
+    """A node is gone suddenly: its processes, what it had not made durable, and perhaps the newest rename."""
     if not state.faults:
         return
     for node in range(NODES):

@@ -58,7 +58,7 @@ class Rules(NamedTuple):
     kills: int = 2
     steps: int = 2
     fewest: int = 2
-    """Hosts of an attempt: any so many of the three, or more."""
+    """Fewest hosts of an attempt, of the three."""
     without: str = ""
 
 

@@ -91,7 +91,7 @@ class State(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """The step from which a resumed job goes on."""
+        """The step from which a resumed job continues."""
         return self.visible[-1].step if self.visible else 0
 
     def reaches(self, head: int, node: int) -> bool:

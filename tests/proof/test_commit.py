@@ -43,7 +43,7 @@ class _Task(ToyTask):
 
 
 def _run(run_dir: Path, tokenizer: Path) -> Run:
-    """A run that goes on from its newest checkpoint."""
+    """A run that continues from its newest checkpoint."""
     mapping = {
         "task": {"type": "toy"},
         "run": {"dir": str(run_dir)},

@@ -2,7 +2,7 @@
 
 ``CAPT_DATA=... python -m tests.studies.ace --out runs/ace-study`` makes the text, trains every arm from
 scratch and from vectors that were trained here, and measures word similarity. It writes ``trials.csv``, ``tables.md``
-and a report of each start. Finished runs stay as they are, so the same command goes on after an interruption.
+and a report of each start. Finished runs stay as they are, so the same command continues after an interruption.
 
 Arms: ``noise`` has fixed noise, in the paper NCE. ``self-adversarial`` weights the drawn noise by the discriminator's
 own scores and needs no generator. In ``noise+ace`` half of the negatives come from the generator, in ``ace`` all of
@@ -171,7 +171,7 @@ def main() -> int:
         if not (study.out / "base.json").exists():
             measure(study, study.base, study.out / "base.json")
     equal_words, equal_time = ([arm for arm in options.arms if arm in of] for of in (ARMS, EQUAL_TIME))
-    for start in options.starts:  # arms stand side by side: the runs of the first seed measure the time
+    for start in options.starts:  # arms run side by side: the runs of the first seed measure the time
         together((job(start, arm, seed, study.epochs) for seed in seeds for arm in equal_words), options.parallel)
         if equal_time:
             epochs = epochs_of_equal_time(study, start, options.first_seed)

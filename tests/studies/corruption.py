@@ -3,7 +3,7 @@
 ``CAPT_DATA=... python -m tests.studies.corruption --out runs/corruption-study`` pretrains every arm on books, measures
 STS-B without fine-tuning, fine-tunes each run on STS-B and MRPC, and measures the best epoch on dev on the labelled
 test sets. After each seed it writes ``trials.csv``, ``pretraining.csv``, ``predictions.npz`` and ``tables.md``. What is
-finished is kept, so the same command goes on after an interruption.
+finished is kept, so the same command continues after an interruption.
 
 ``mask`` and ``shuffle`` have the contrast, and differ in ``corruption.type`` alone; ``mlm`` has none. ``none`` has
 random weights: its run takes one step at a rate of 1e-12, which moves no weight by more than that.

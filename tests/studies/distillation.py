@@ -3,7 +3,7 @@
 ``CAPT_DATA=... python -m tests.studies.distillation --teacher FOLDER --out runs/distillation`` encodes the texts of the
 study of pairs once, trains every student by every loss, seed by seed, and measures each. Every measured trial is a file
 in ``trials/``; after each the command writes ``trials.csv`` and ``tables.md``, and what is there is never run again, so
-the same command goes on after an interruption and with more ``--seeds``. ``--speed`` measures the texts a second of
+the same command continues after an interruption and with more ``--seeds``. ``--speed`` measures the texts a second of
 all students and the teacher in one run, ``--tables`` writes both files and the plot of what there is, and
 ``--kept-back`` shows MRPC as well, which is measured with the others and looked at last.
 
@@ -118,7 +118,7 @@ def start_of(study: Study, student: str) -> Path:
 
 
 def train(study: Study, student: str, loss: str, seed: int) -> Path:
-    """Train a student by a loss; its run. A step of pairs has as many texts as one of a teacher's vectors."""
+    """Train a student by a loss; its run. A step of pairs has the number of texts of a step of a teacher's vectors."""
     folder = study.out / "runs" / f"{_name(student)}-{_name(loss)}-seed{seed}"
     small = student in SMALL
     rate = SMALL_RATE if small else RATES[loss]

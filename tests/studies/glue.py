@@ -3,10 +3,10 @@
 ``CAPT_DATA=... python -m tests.studies.glue --out runs/glue-study`` pretrains every arm on books, fine-tunes
 each run by ``capt sweep`` with three seeds a task, measures the quoted checkpoint of each trial, and measures STS-B
 without fine-tuning. It writes ``trials.csv``, ``pretraining.csv``, ``curves.csv``, ``predictions.npz``, ``tables.md``
-and two plots. Finished runs stay as they are, so the same command goes on after an interruption; more seeds or tasks
+and two plots. Finished runs stay as they are, so the same command continues after an interruption; more seeds or tasks
 may be asked for later.
 
-Arms: in ``capt`` the contrast has weight 1, in ``mlm`` weight 0. Both read as many tokens; CAPT encodes each twice, as
+Arms: in ``capt`` the contrast has weight 1, in ``mlm`` weight 0. Both read the same tokens; CAPT encodes each twice, as
 it is and corrupted. ``mlm-equal-compute`` takes as long as ``capt``: its steps are multiplied by the ratio of the
 seconds a step, measured where both ran side by side. ``none`` has random weights: its run takes one step at a rate of
 1e-12, which moves no weight by more than that. ``capt-cls`` (not run unless asked for) is ``capt`` with a contrast of
@@ -186,7 +186,7 @@ def main() -> int:
     def pretraining(arm: str, seed: int, steps: int) -> Callable[[], None]:
         return lambda: pretrain(study, arm, seed, steps)
 
-    # capt and mlm stand side by side: the runs of the first seed measure the compute
+    # capt and mlm run side by side: the runs of the first seed measure the compute
     equal = [arm for arm in ("capt", "mlm", "capt-cls") if arm in options.arms]
     together((pretraining(arm, seed, study.steps) for seed in study.seeds for arm in equal), study.parallel)
     last = {"none": 1}

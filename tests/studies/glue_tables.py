@@ -52,7 +52,7 @@ def write_tables(
     out: Path,
     pairs: Sequence[tuple[str, str, str]] = PAIRS,
 ) -> list[Difference]:
-    """Write ``tables.md``, and return the differences of ``pairs`` that stand in it."""
+    """Write ``tables.md``, and return the differences of ``pairs`` that are in it."""
     differences = differences_of(trials, predictions, glue, pairs)
     parts = [
         "## Fine-tuned", scores_table(trials), seeds_table(trials), differences_table(differences),
@@ -75,7 +75,7 @@ def by_seed(trials: Sequence[Trial], task: str, arm: str) -> dict[int, float]:
 
 
 def scores_table(trials: Sequence[Trial]) -> str:
-    """Mean ± deviation over the pretraining seeds; the number of constant predictions stands behind it."""
+    """Mean ± deviation over the pretraining seeds; the number of constant predictions follows."""
     tasks = list(dict.fromkeys(trial.task for trial in trials))
     first = {task: next(trial for trial in trials if trial.task == task) for task in tasks}
     rows = [["constant prediction", *(f"{100 * first[task].constant:.1f}" for task in tasks), ""]]

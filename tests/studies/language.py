@@ -2,7 +2,7 @@
 
 ``CAPT_DATA=... python -m tests.studies.language --out runs/language-study`` trains every variant on books,
 measures held-out books, WikiText-2 and STS-B, and writes ``trials.csv``, ``tables.md``, ``trials.png`` and a report.
-Finished runs stay as they are, so the same command goes on after an interruption; more seeds may be asked for later.
+Finished runs stay as they are, so the same command continues after an interruption; more seeds may be asked for later.
 
 ``mlm-equal-compute`` takes as long as ``capt-queue``: its steps are multiplied by the ratio of the seconds a step,
 measured where both ran side by side. ``none`` has random weights: its run takes one step at a rate of 1e-12, which

@@ -3,14 +3,14 @@
 ``CAPT_DATA=... python -m tests.studies.latent --out runs/latent-study`` trains the rows and the language model
 of the same size, and evaluates the checkpoint that validation chose on the test text: exact KL, four proposals, the
 tightest with its standard error, and annealed importance sampling of some sentences. It writes ``trials.csv``,
-``tables.md``, ``sentences.csv`` and a report. Finished runs and evaluations stay as they are, so the same command goes
-on after an interruption; one of other epochs, draws or sentences is refused and needs an ``--out`` of its own.
+``tables.md``, ``sentences.csv`` and a report. Finished runs and evaluations stay as they are, so the same command
+continues after an interruption; one of other epochs, draws or sentences is refused and needs an ``--out`` of its own.
 
 ``--data ptb`` is the whole PTB (``lm/ptb`` of CAPT_DATA). ``yahoo`` and ``yelp`` are stand-ins, since their training
 texts are not public in one place: Yahoo is trained on nine tenths of its validation text, validated on the rest and
 evaluated on every fifth document of its test text; Yelp likewise on the short sentences of Shen et al. (2017). All
 models are of PTB's size (``ptb/ROW``), and no published figure belongs to the stand-ins. Schedules are squeezed as
-docs/results/latent.md says: a quarter of the epochs stands for the 10 of 40 in which beta grows and cycles.
+docs/results/latent.md says: a quarter of the epochs replaces the 10 of 40 in which beta grows and cycles.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Study:
         """The overrides that name the text; a stand-in is written first."""
         if name == "ptb":
             return [f"data.path={self.data / 'lm' / 'ptb'}"]
-        folder = self.out / f"{name}like"  # no name of a data set whose published figures would stand beside ours
+        folder = self.out / f"{name}like"  # no name of a data set whose published figures would be beside ours
         if not folder.exists():
             write_standin(self.data, name, folder)
         return [f"data.path={folder}", "data.unknown=_UNK"]
@@ -135,7 +135,7 @@ def main() -> int:
         measure += ["--weighted-sentences", options.sentences]
     out = options.out.resolve()
     study = Study(out, data, options.epochs, [str(word) for word in measure], options.extra)
-    same = ("epochs", "draws", "weighted", "sentences", "extra")  # the bridge's sentences stand beside each trial
+    same = ("epochs", "draws", "weighted", "sentences", "extra")  # the bridge's sentences are beside each trial
     same_settings(out, {name: getattr(options, name) for name in same})
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of an evaluation, which has no run.threads
     for name in options.data:

@@ -55,7 +55,7 @@ class Trial(NamedTuple):
 
 
 def trial_of(data: str, row: str, seed: int, epochs: float, result: Mapping[str, Any]) -> Trial:
-    """Read a trial from what ``capt evaluate --out`` wrote; None stands for what the row does not have."""
+    """Read a trial from what ``capt evaluate --out`` wrote; None is what the row does not have."""
     best, bridge = result["ppl_best"], result.get("bridge") or {}
     return Trial(
         data, row, seed, epochs, Path(result["checkpoint"]).name, result.get("rec"), result.get("kl_exact"),

@@ -2,7 +2,7 @@
 
 ``python -m tests.studies.mining --beir BEIR_FOLDER --out runs/mining-study`` trains and measures five seeds, and writes
 ``trials.csv`` after each run and ``tables.md`` after each seed. Finished runs stay as they are, so the same command
-goes on after an interruption.
+continues after an interruption.
 """
 
 from __future__ import annotations

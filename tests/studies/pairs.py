@@ -2,7 +2,7 @@
 
 ``CAPT_DATA=... python -m tests.studies.pairs --out runs/pairs-study`` trains the starts on books, trains each of them
 on pairs, measures STS-B, held-out QNLI and Cranfield, and writes ``trials.csv`` and ``tables.md``. Finished runs stay
-as they are, so the same command goes on after an interruption; ``--tables`` writes both of what there is and trains
+as they are, so the same command continues after an interruption; ``--tables`` writes both of what there is and trains
 nothing. ``--minilm FOLDER`` adds a published encoder, which is no result of this project, as a further start.
 
 The most telling runs come first: the arm ``pairs`` of every start, seed by seed. ``mlm-equal-compute`` takes as long as

@@ -3,7 +3,7 @@
 ``CAPT_DATA=... python -m tests.studies.pretexts --out runs/pretexts`` pretrains `capt_tiny` on books by every arm, seed
 by seed, trains each start on the pairs of the study of pairs, and measures it before and at two points of that.
 Every measured trial is a file in ``trials/``; after each the command writes ``trials.csv`` and ``tables.md``, and what
-is there is never run again, so the same command goes on after an interruption and with more ``--seeds``. ``--tables``
+is there is never run again, so the same command continues after an interruption and with more ``--seeds``. ``--tables``
 writes both of what there is, and ``--kept-back`` shows MRPC as well, which is measured with the others and looked at
 last.
 
@@ -33,7 +33,7 @@ from tests.studies.pretexts_tables import Trial, write_tables
 from tests.studies.support import finish, same_settings, write_trials
 
 SPANS = ["data.passage=128", "batch.global=50", "batch.micro=50"]
-"""Spans are 41 tokens in the mean, <s> and </s> included: 50 of them are as many tokens as 32 windows of 64."""
+"""Spans are 41 tokens in the mean, <s> and </s> included: 50 of them have the tokens of 32 windows of 64."""
 CONTRAST = ["contrast.queue=0", "contrast.temperature={type: constant, value: 0.05}"]
 NO_CONTRAST = ["contrast.weight=0", "contrast.queue=0"]
 CROP, NEIGHBOUR = ([f"data.view={view}", *SPANS, *CONTRAST] for view in ("crop", "neighbour"))

@@ -9,7 +9,7 @@ is to be its default? ``... queue small --out runs/queue-small`` asks the same o
 steps as it ships, for 1,000 steps: for a GPU.
 
 All write ``trials.csv`` and ``tables.md``, ``ratio`` also ``trials.png``. Finished runs stay as they are, so the same
-command goes on after an interruption; more seeds, arms or ratios may be asked for later.
+command continues after an interruption; more seeds, arms or ratios may be asked for later.
 """
 
 from __future__ import annotations

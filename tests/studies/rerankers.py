@@ -5,7 +5,7 @@ of QNLI, trains rerankers from MiniLM and from two layers of it, orders BM25's f
 QNLI by each, and trains the two layers as an encoder with and without the scores of MiniLM's reranker. ``--long`` is
 the second part: rerankers from MiniLM that train longer, on longer texts and more questions. Every measured
 trial is a file in ``trials/``; after each the command writes ``trials.csv`` and ``tables.md``. What is there is never
-run again, so the same command goes on after an interruption.
+run again, so the same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.studies.support import capt, finish, same_settings, table, write_tria
 LENGTH = 64
 """Tokens of a text of an encoder."""
 NEGATIVES, RANKS = 3, 30
-"""Negatives of a question, drawn once from so many of the nearest sentences."""
+"""Negatives of a question, drawn once from this number of the nearest sentences."""
 SEARCHED = ("cranfield", "qnli")
 SETS = {"cranfield": "Cranfield, nDCG@10", "qnli": "QNLI held out, MRR@10"}
 LOSSES = ("infonce", "bce", "margin_mse")

@@ -44,7 +44,7 @@ def paired(first: Mapping[int, float], second: Mapping[int, float], resamples: i
     """Compare the scores of two arms by seed; None where they share no seed.
 
     The interval is that of the percentile bootstrap over seeds (Efron 1979), none of one seed. With five seeds it is
-    too narrow rather than too wide, so the exact test stands beside it.
+    too narrow rather than too wide, so the exact test is beside it.
     """
     seeds = sorted(first.keys() & second.keys())
     if not seeds:

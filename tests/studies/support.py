@@ -37,7 +37,7 @@ def finish(folder: Path, *words: str | Path, stops: bool = False) -> None:
 
 
 def same_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """Note what a study is made with, and refuse to go on with something else in a folder that holds its runs."""
+    """Note what a study is made with, and refuse to continue with something else in a folder that holds its runs."""
     note = out / "study.json"
     out.mkdir(parents=True, exist_ok=True)
     if not note.exists():

@@ -3,10 +3,10 @@
 ``python -m tests.studies.vision_language --out runs/vision-language`` makes a synthetic
 microworld, pretrains every arm on it, fine-tunes each on two tasks, and measures held-out data. It writes
 ``trials.csv``, ``tables.md`` and a report with the curves of fine-tuning. Finished runs stay as they are,
-so the same command goes on after an interruption.
+so the same command continues after an interruption.
 
 Arms: ``none`` starts fine-tuning from random weights. In ``lxmert`` the contrast has weight 0, in ``capt`` weight 1.
-Both do as many steps. ``lxmert-equal-compute`` takes as long as ``capt``: its steps are multiplied by the ratio of the
+Their steps are equal. ``lxmert-equal-compute`` takes as long as ``capt``: its steps are multiplied by the ratio of the
 seconds a step, measured where both ran side by side.
 
 The microworld is synthetic from end to end. The page has a second world, of NLVR v1, which release 0.1.0 measured.

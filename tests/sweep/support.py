@@ -78,7 +78,7 @@ class Folder:
         return f"hold={self.path / 'hold'}"
 
     def let_go(self) -> None:
-        """Let them go on."""
+        """Let them continue."""
         (self.path / "hold").unlink()
 
     def held(self) -> list[Path]:

@@ -124,7 +124,7 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(
     assert len(continued) >= 2
     assert all(start["resume"][:1] == ["--resume"] for start in continued)
     kept = [run for run in lines if list((folder.out / run / "checkpoints").glob("step-*"))]
-    median = min(scores[0.1, seed] for seed in (1, 2))  # of two seeds the worse stands for the setting
+    median = min(scores[0.1, seed] for seed in (1, 2))  # of two seeds the worse counts for the setting
     assert [lines[run]["score"] for run in kept] == [median], (
         "only the median of the best setting keeps its checkpoints"
     )

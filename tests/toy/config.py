@@ -79,7 +79,7 @@ class Fault(Section):
         if self.hits("hang", step):
             libc, semaphore = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
             libc.sem_init(semaphore, 0, 0)
-            libc.sem_wait(semaphore)  # for ever, and with the interpreter's lock
+            libc.sem_wait(semaphore)  # forever, and with the interpreter's lock
 
 
 class ToyJob(Job):

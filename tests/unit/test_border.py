@@ -1,7 +1,7 @@
 """Every place where the source opens, parses, unpacks, loads or starts something, against a list that people have read.
 
 What a file from somebody else can reach is here: a new ``open``, ``subprocess``, ``torch.load``, YAML, archive, pickle
-or ``eval`` is a new way in. It stands in ``REVIEWED`` with the reason why it is a safe one, or goes through
+or ``eval`` is a new way in. It is in ``REVIEWED`` with the reason why it is a safe one, or goes through
 `capt.pretrain.base.files`.
 """
 

@@ -1,4 +1,4 @@
-"""The tests that a process collects: the same ones in the same order, whoever collects them, when and where."""
+"""The tests that a process collects: the same ones in the same order, in any process, at any time and place."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_named_files_exist() -> None:
 
 
 def test_quoted_symptoms_are_messages_of_the_code() -> None:
-    """The first column of the troubleshooting tables; what stands for a value there is ``...`` or a number."""
+    """The first column of the troubleshooting tables; what replaces a value there is ``...`` or a number."""
     sources = [path for room in ("tokenizer", "pretrain", "launcher") for path in (ROOT / "capt" / room).rglob("*.py")]
     code = "\n".join(path.read_text() for path in sources)
     code = re.sub(r"\{[^{}]*\}", "...", re.sub(r"\"\s*\n\s*f?\"", "", code))

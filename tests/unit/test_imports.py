@@ -350,7 +350,7 @@ LIGHT = {
 
 
 def test_light_modules_import_nothing_heavy() -> None:
-    """In one process, in this order: what the first of them imports is seen at once."""
+    """In one process, in this order: what the first of them imports is seen immediately."""
     code = (
         "import importlib, json, sys\n"
         "for module, heavy in json.loads(sys.argv[1]).items():\n"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.documented import ROOT
 
-PACKAGES = ("capt/pretrain", "capt/finetune", "capt/launcher", "capt/tokenizer")
+PACKAGES = ("capt/pretrain", "capt/finetune", "capt/launcher", "capt/tokenizer", "tests")
 SHOWN = ("help", "description", "epilog")
 """Keywords whose text a user reads."""
 FRAGMENT = re.compile(r"(?:Of|That|Those|As|What|Whether|How|Where|Which|When|Why|Who|Whose|One)(?![\w-])")
@@ -47,26 +47,23 @@ def _joined(node: ast.AST) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def faults(source: str, *, product: bool = True) -> list[str]:
-    """List the faults of a module's texts, by line; tests may use `QUAINT` words."""
+def faults(source: str) -> list[str]:
+    """List the faults of a module's texts, by line."""
     found = []
     for line, text, is_docstring in texts(source):
         opening = text.strip()
         if is_docstring and FRAGMENT.match(opening):
             found.append(f"{line}: a docstring begins with a verb or a noun: {opening[:60]!r}")
-        if product and (phrase := QUAINT.search(" ".join(text.split()))):
+        if phrase := QUAINT.search(" ".join(text.split())):
             found.append(f"{line}: {phrase[0]!r} has a plainer word")
     return found
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "tests"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_texts_are_plain(package: str) -> None:
     paths = sorted((ROOT / package).rglob("*.py"))
     assert len(paths) > 5
-    product = package in PACKAGES
-    wrong = [
-        f"{path.relative_to(ROOT)}:{fault}" for path in paths for fault in faults(path.read_text(), product=product)
-    ]
+    wrong = [f"{path.relative_to(ROOT)}:{fault}" for path in paths for fault in faults(path.read_text())]
     assert not wrong, "\n".join(wrong)
 
 
@@ -108,7 +105,6 @@ def test_pages_are_plain(folder: str) -> None:
 def test_plain_texts_pass() -> None:
     assert faults('class A:\n    """One-layer encoder."""') == []
     assert faults('"""Offsets of the rows; a standard ongoing mask."""\nf(name="goes on", help="Ask all hosts.")') == []
-    assert faults('"""Ask all hosts at once."""', product=False) == []
     assert faults('"""Return whether it is due."""\nx = 1  # What is due.\nf(help="Which one.")') == []
 
 

@@ -68,7 +68,7 @@ def test_a_planted_link_is_replaced_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_device_is_not_replaced(tmp_path: Path) -> None:
-    """``capt evaluate --out /dev/null``, typed by a superuser, made a file of it. A link stands for it here."""
+    """``capt evaluate --out /dev/null``, typed by a superuser, made a file of it. A link replaces it here."""
     out = tmp_path / "null"
     out.symlink_to(os.devnull)
     for write in (safe_files.require_writable, lambda path: safe_files.write_text(path, "x")):

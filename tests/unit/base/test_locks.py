@@ -22,7 +22,7 @@ def _outlive(started: Event) -> None:
 
 
 def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
-    """Loader workers live some seconds longer than a rank that was killed, which is to be resumed at once."""
+    """Loader workers live some seconds longer than a rank that was killed, which is to be resumed immediately."""
     context = multiprocessing.get_context("fork")
     started = context.Event()
     worker = context.Process(target=_outlive, args=(started,))

@@ -46,7 +46,7 @@ def names(host: str, address: str) -> Any:
     ("address", "variable", "says"),
     [
         ("127.0.1.1", "", "gloo would announce 127.0.1.1"),
-        ("", "", "gloo would announce 127.0.0.1"),  # a name that stands for nothing
+        ("", "", "gloo would announce 127.0.0.1"),  # a name without an address
         ("192.0.2.1", "", "gloo would announce 127.0.0.1"),  # or for an address of another machine
         ("127.0.1.1", "lo", "GLOO_SOCKET_IFNAME=lo is the loopback interface"),
         ("127.0.1.1", "eth77", "GLOO_SOCKET_IFNAME=eth77: there is no such interface (eth0, lo)"),

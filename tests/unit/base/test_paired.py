@@ -1,4 +1,4 @@
-"""The paired test is scipy's, never surer than so many differences can be, and calibrated; so is its interval."""
+"""The paired test is scipy's, never surer than the number of differences allows, and calibrated; so is its interval."""
 
 from __future__ import annotations
 

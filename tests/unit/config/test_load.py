@@ -321,6 +321,6 @@ def test_removed_keys_of_earlier_versions() -> None:
 
 
 def test_the_digest_of_noise_is_that_of_earlier_versions() -> None:
-    """A ledger that an earlier version began goes on with the same digests."""
+    """A ledger that an earlier version began continues with the same digests."""
     assert noise_digest(load_job("capt_tiny"), ["corruption"]) == "24cab4d35871020af19895f99f3b2db6"
     assert noise_digest(load_job("capt_vl_small"), ["objectives"]) == "aa6863e85827daf9ef5d1ea4a9476552"

@@ -1,4 +1,4 @@
-"""Configuration files that somebody wrote to do harm, or by mistake: refused at once, in one line that says what."""
+"""Configuration files that somebody wrote to do harm, or by mistake: refused early, in one line that says what."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Pairs:
 
     @property
     def ranks(self) -> list[int]:
-        """The rank of each pair; pairs lie on the ranks one behind the other."""
+        """The rank of each pair; pairs lie on the ranks in their order."""
         return [rank for rank, count in enumerate(COUNTS[self.world]) for _ in range(count)]
 
     @property

@@ -1,4 +1,4 @@
-r"""The oracle of the sharded loss, on one process in float64: the paper's equations term by term, and all at once.
+r"""The oracle of the sharded loss, on one process in float64: the paper's equations term by term, and all together.
 
 Neither is for training. The first form is slow and obviously right. The second is exact even where the first loses its
 digits, and autograd through it is the oracle of every gradient test.
@@ -81,7 +81,7 @@ def capt_loss_dense(
     queue_ids: Int[Tensor, " k"] | None = None,
     queue_weight: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are not negatives.
+    """Eq. 4 over all rows together. With ``ids`` and ``queue_ids``, keys of the anchor's instance are not negatives.
 
     Every row of the queue counts ``queue_weight`` times.
     """

@@ -40,7 +40,7 @@ def relative(actual: Tensor, expected: Tensor) -> float:
 
 @dataclass
 class Problem:
-    """CAPT on samples of all ranks at once: ``owner[g]`` is the rank of sample ``g``."""
+    """CAPT on samples of all ranks together: ``owner[g]`` is the rank of sample ``g``."""
 
     s: Tensor
     s_hat: Tensor

@@ -1,4 +1,4 @@
-"""A contrast over many micro-batches in the memory of one, against the graph of all of them at once."""
+"""A contrast over many micro-batches in the memory of one, against the graph of all of them together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _batches(count: int) -> list[Tensor]:
 
 
 def _reference(encoder: Encoder, batches: list[Tensor], temperature: Tensor | float) -> Tensor:
-    """All graphs at once, dropout drawn in the same order."""
+    """All graphs together, dropout drawn in the same order."""
     torch.manual_seed(0)
     views = [encoder(batch) for batch in batches]
     s, s_hat = (torch.cat(parts) for parts in zip(*views, strict=True))

@@ -20,7 +20,7 @@ TOKEN = "hf_CANARYCANARYCANARY"
 
 
 class FakeApi:
-    """Stands where ``HfApi`` does; ``calls`` are what it was asked for."""
+    """Stand-in for ``HfApi``; ``calls`` are what it was asked for."""
 
     calls: ClassVar[list[tuple[str, dict[str, Any]]]] = []
     status: int | None = None

@@ -1,4 +1,4 @@
-"""The hub itself is out of reach here: saved datasets stand for it, and a recorded ``load_dataset``."""
+"""The hub itself is out of reach here: saved datasets replace it, and a recorded ``load_dataset``."""
 
 from __future__ import annotations
 

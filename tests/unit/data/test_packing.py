@@ -29,7 +29,7 @@ def pack(folder: Path, texts: list[str], length: int, shard_tokens: int = 1 << 2
 
 
 def ids(text: str) -> list[int]:
-    """``.`` stands for the end of a document."""
+    """``.`` marks the end of a document."""
     return [EOS if character == "." else ord(character) + 5 for character in text]
 
 

@@ -1,4 +1,4 @@
-"""Rank 0 on a full disk: the run goes on, and what it could not write is said once."""
+"""Rank 0 on a full disk: the run continues, and what it could not write is said once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``model.init``: every kind of folder gives the encoder that transformers gives, and nothing is made up in silence."""
+"""``model.init``: every kind of folder gives the encoder that transformers gives, and nothing is made up silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLUE through ``datasets``: the hub is out of reach here, so saved data sets stand for it."""
+"""GLUE through ``datasets``: the hub is out of reach here, so saved data sets replace it."""
 
 from __future__ import annotations
 

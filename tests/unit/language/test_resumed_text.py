@@ -1,4 +1,4 @@
-"""A resumed run goes on with the text that it began with, unless it is told to change."""
+"""A resumed run continues with the text that it began with, unless it is told to change."""
 
 from __future__ import annotations
 

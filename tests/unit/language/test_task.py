@@ -51,7 +51,7 @@ def test_sizes_beyond_the_hosts_memory_are_refused(sizes: dict[str, dict[str, in
 
 
 def test_another_drift_begins_with_an_empty_queue(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A run that collapses is told to set ``contrast.drift`` and to go on from before the fall."""
+    """A run that collapses is told to set ``contrast.drift`` and to continue from before the fall."""
 
     def task(drift: str) -> LanguageTask:
         mapping = language_mapping(tmp_path, contrast={"queue": 64, "drift": drift})

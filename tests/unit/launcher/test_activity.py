@@ -18,7 +18,7 @@ from capt.launcher.supervisor.activity import Activity
 @pytest.mark.parametrize(
     ("script", "waits"),
     [
-        # stands in for a file system that answers late: a read of a named pipe sleeps as one of FUSE or Lustre does
+        # represents a file system that answers late: a read of a named pipe sleeps as one of FUSE or Lustre does
         ("import os; os.mkfifo('{0}/file'); os.read(os.open('{0}/file', os.O_RDWR), 1)", True),
         ("import os, threading, time; os.mkfifo('{0}/file'); f = os.open('{0}/file', os.O_RDWR);"
          "threading.Thread(target=os.read, args=(f, 1)).start(); time.sleep(60)", True),

@@ -15,7 +15,7 @@ A, B, C, SMALL, BIG = Host("a", 2), Host("b", 2), Host("c", 2), Host("small", 1)
 
 
 class Line:
-    """A line to a host that answers at once, or is lost at once."""
+    """A line to a host that answers immediately, or is lost immediately."""
 
     def __init__(self, host: str, reason: str) -> None:
         self.host, self.lost = host, reason

@@ -1,4 +1,4 @@
-"""The local backend with real processes (no torch in them, so that they start at once)."""
+"""The local backend with real processes (no torch in them, so that they start fast)."""
 
 import os
 import signal
@@ -163,7 +163,7 @@ def test_a_stopped_rank_is_woken_so_that_it_saves_too(launcher, tmp_path: Path) 
 
 
 def test_ranks_that_do_nothing_after_the_signal_are_killed(launcher, tmp_path: Path) -> None:
-    """Rank 1 never answers and rank 0 waits for it, as in a collective: without an end the launcher waits for ever."""
+    """Rank 1 never answers and rank 0 waits for it, as in a collective: without an end the launcher waits forever."""
     script = (
         "pathlib.Path(f'pid-{rank}').write_text(str(os.getpid()));"
         "signal.signal(15, signal.SIG_IGN); pathlib.Path(f'ready-{rank}').touch(); time.sleep(60)"

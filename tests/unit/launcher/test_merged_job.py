@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class _NotStartedError(Exception):
-    """Stands for the start of the processes."""
+    """Stand-in for the start of the processes."""
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, *words: str, **options: object) -> Launch:

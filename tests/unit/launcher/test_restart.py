@@ -65,7 +65,7 @@ def test_a_job_that_starts_again_waits_for_the_lock_of_a_lost_host(run: Path) ->
 
 
 def test_a_host_that_is_lost_while_the_job_starts_again_does_not_end_it(tmp_path: Path) -> None:
-    """Two faults at once: the spare that has taken the place of a lost host dies as well."""
+    """Two faults together: the spare that has taken the place of a lost host dies as well."""
     (tmp_path / "config.yaml").write_text("")
     ends = [End(FAILED, lost_host=True), End(FAILED, lost_host=True), End(FAILED), End(FAILED)]
     job = load_job("capt_tiny", [f"run.dir={tmp_path}", "supervise.restarts=5"])
@@ -204,7 +204,7 @@ def test_reports_of_crashes_go_into_no_folder_of_somebody_else(
 
 
 def test_a_job_that_dies_before_it_went_back_still_goes_back(run: Path) -> None:
-    """Else it would go on with the future that it was told to leave."""
+    """Else it would continue with the future that it was told to leave."""
     given = (str(run / "config.yaml"), "--resume", "--checkpoint", "step-00000002")
     seen = _arguments(run, given, [False, True])
     assert seen == [given, (*given, *UNATTENDED), (given[0], "--resume", *UNATTENDED)]

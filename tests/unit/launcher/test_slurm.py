@@ -224,7 +224,7 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
 def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had no time for a step, or a bad node. Once it has gone back it goes on from what it has saved since."""
+    """It had no time for a step, or a bad node. Once it has gone back it continues from what it has saved since."""
     job = load_job("capt_tiny", [f"run.dir={tmp_path}"])
     (tmp_path / "config.yaml").write_text(job_to_yaml(job))
     for name in ("step-00000002", "step-00000004"):

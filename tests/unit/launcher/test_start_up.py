@@ -1,4 +1,4 @@
-"""The command line answers at once: it imports nothing heavy before a command needs it."""
+"""The command line answers immediately: it imports nothing heavy before a command needs it."""
 
 import os
 import resource

@@ -46,7 +46,7 @@ def test_roberta_base_by_hand_with_the_vocabulary_and_as_the_page_says() -> None
 
 
 def test_both_views_count_what_is_read() -> None:
-    """The original's rows of the last layer are as many as the corrupted's for a static shape; only <s> is needed."""
+    """The original's rows of the last layer equal the corrupted's in number for a static shape; only <s> is needed."""
     expected = flops_per_token(small_model().config, LENGTH, MASKED / LENGTH, views=2)
     assert expected < _counted(True, "cls") < 1.2 * expected
 

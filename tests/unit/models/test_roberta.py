@@ -45,7 +45,7 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_padding_in_front_counts_no_positions() -> None:
-    """fairseq's positions: the first real token has pad_id + 1, wherever it stands."""
+    """fairseq's positions: the first real token has pad_id + 1, wherever it is."""
     model = small_model().eval()
     tokens, *_ = batch()
     shifted = torch.cat([torch.ones(len(tokens), 2, dtype=torch.long), tokens[:, :-2]], 1)

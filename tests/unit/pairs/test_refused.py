@@ -158,7 +158,7 @@ def test_damaged_tables(tmp_path: Path, fault: str) -> None:
 def test_a_damaged_archive_is_not_taken_for_a_plain_file(
     tmp_path: Path, name: str, end: bytes | None, hint: str
 ) -> None:
-    """Behind the content stands something else, the content ends early, or the file is not packed at all."""
+    """Something else follows the content, the content ends early, or the file is not packed at all."""
     text = b"one\ntwo\n" * 9
     whole = gzip.compress(text) if name.endswith(".gz") else zstandard.compress(text)
     (tmp_path / name).write_bytes(text if end == b"" else whole[:-5] if end is None else whole + end)

@@ -155,7 +155,7 @@ def test_a_lost_or_damaged_checkpoint_is_fetched_again(job: Job, tmp_path: Path,
     (tmp_path / "box" / METRICS).write_text("row of 10\n")
     Uploads().before_folder(job, resumes=True)
     with (job.run.dir / METRICS).open("a") as file:
-        file.write("row of 11\n")  # the run went on here
+        file.write("row of 11\n")  # the run continued here
     newest = job.run.dir / "checkpoints/step-00000010"
     if loss == "folder":
         shutil.rmtree(newest)

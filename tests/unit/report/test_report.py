@@ -1,4 +1,4 @@
-"""Reports: what is read from a run folder, how runs are named and summed up, and that the page stands alone."""
+"""Reports: what is read from a run folder, how runs are named and summed up, and that the page needs no other file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of an evaluation and of mining: started again they go on, and encode nothing twice.
+"""SIGKILL at random moments of an evaluation and of mining: started again they continue, and encode nothing twice.
 
 ``CAPT_RETRIEVAL_KILLS`` sets the number of kills of each.
 """

@@ -180,7 +180,7 @@ def _work(folder: str, started: Any) -> None:
 
 
 def test_kills_at_ten_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    """SIGKILL: the ids on disk are as many as the texts, with one kill after another in the middle of the work."""
+    """SIGKILL: the ids on disk are those of the texts, with one kill after another in the middle of the work."""
     generator, context = random.Random(4), multiprocessing.get_context("forkserver")
     kept = [0]
     for kill in range(11):

@@ -77,7 +77,7 @@ def test_nothing_but_a_line_feed_ends_a_line() -> None:
 
 
 def test_long_lines_are_cut_and_not_dropped(tmp_path: Path) -> None:
-    """SentencePiece drops a sentence over its limit in silence: with one line only, there would be nothing left."""
+    """SentencePiece drops a sentence over its limit silently: with one line only, there would be nothing left."""
     report = train([" ".join(small()).replace("\n", " ")], tmp_path / "t", vocab_size=600)
     assert report.lines == 1
     assert report.sentences > 50

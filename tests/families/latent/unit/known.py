@@ -60,7 +60,7 @@ class KnownDecoder:
             return -importance_weighted_nll(z, log_likelihoods(self.model.decoder, z, self.batch.tokens), proposal)
 
     def bounds(self, proposal: Normal | Mixture, draws: int, repetitions: int) -> Tensor:
-        """:meth:`bound` of so many seeds, a row each: the decoder sees the draws of all of them together."""
+        """:meth:`bound` of several seeds, a row each: the decoder sees the draws of all of them together."""
         with torch.no_grad():
             z = torch.stack([proposal.sample(draws, seeded(seed)) for seed in range(repetitions)])
             found = log_likelihoods(self.model.decoder, z.flatten(0, 1), self.batch.tokens).view(z.shape[:3])

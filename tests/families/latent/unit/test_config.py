@@ -188,7 +188,7 @@ def test_steps_follow_from_epochs() -> None:
 def test_a_configuration_that_asked_for_compilation_still_loads_and_says_so(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``model.compile`` stands in the config.yaml of earlier runs of the clusters, which must resume."""
+    """``model.compile`` is in the config.yaml of earlier runs of the clusters, which must resume."""
     assert not _clusters(name).model.compile
     job = load_job(CLUSTERS / f"clusters_{name}.yaml", ["model.compile=true"])
     assert isinstance(job, LatentJob)

@@ -277,7 +277,7 @@ def test_the_command_measures_generated_text_as_well_unless_told_otherwise(
 def test_generated_text_that_cannot_be_scored_costs_no_other_figure(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that ends each sentence at once, or a training text that has moved, lost the whole measurement."""
+    """A model that ends each sentence immediately, or a training text that has moved, lost the whole measurement."""
     monkeypatch.setattr(forward_reverse, "sample", lambda model, number, seed: [""] * number)
     result = evaluate(load_model(finished), samples=1, weighted=0, generated="builtin", out=tmp_path / "out.json")
     assert result["forward_ppl"] == {"value": None, "reason": ANY}

@@ -98,7 +98,7 @@ def test_frozen_weights_get_no_gradient_and_inputs_do(wants: bool) -> None:
 
 
 def test_a_known_gradient_is_that_of_the_value() -> None:
-    """``with_gradient`` has the value and the gradient of the function that it stands for, and of a sum with it."""
+    """``with_gradient`` has the value and the gradient of the function that it replaces, and of a sum with it."""
     x = _inputs().requires_grad_()
     leaf = x.detach().requires_grad_()
     value = leaf.sin().sum()

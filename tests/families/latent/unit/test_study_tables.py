@@ -102,7 +102,7 @@ def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
 
 
 def test_a_study_of_other_draws_or_sentences_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finished evaluations would stand beside others of fewer sentences, and their tables be written over."""
+    """Finished evaluations would be beside others of fewer sentences, and their tables be written over."""
     monkeypatch.setenv("CAPT_DATA", str(tmp_path))
     for folder in ("lm/ptb", "vae"):
         (tmp_path / folder).mkdir(parents=True)

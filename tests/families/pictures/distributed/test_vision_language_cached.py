@@ -42,7 +42,7 @@ def _draw_dropout_by_pair() -> None:
         return forward(self, batch, **named)
 
     def of_rows(count: int, length: int, h: int, part: str) -> Tensor:
-        """``(count, length, h)``: of the last so many views, originals before corruptions."""
+        """``(count, length, h)``: of the last ``count`` views, originals before corruptions."""
         n, masks = len(state["numbers"]), []
         for row in range(2 * n - count, 2 * n):
             seed = derive(state["numbers"][row % n], part, row // n, state["drawn"])

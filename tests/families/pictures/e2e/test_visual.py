@@ -1,4 +1,4 @@
-"""Fine-tuning on pictures from beginning to end: train, evaluate, dump, check the dump, convert, go on."""
+"""Fine-tuning on pictures from beginning to end: train, evaluate, dump, check the dump, convert, continue."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_the_export_gives_the_same_answers_in_transformers(folder: Path, tmp_pat
 
 
 def test_some_options_stand_once_elsewhere(folder: Path) -> None:
-    """``--data`` may stand several times for these tasks; a task with one folder refuses the second."""
+    """``--data`` may be given several times for these tasks; a task with one folder refuses the second."""
     from capt.finetune.glue.evaluate import command
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.commands import accepted_options

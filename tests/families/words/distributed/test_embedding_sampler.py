@@ -60,7 +60,7 @@ def test_rows_and_draws_do_not_depend_on_the_ranks(words: int, world: int) -> No
 def test_in_float32_the_distribution_is_the_same_to_the_last_bit_of_float32(world: int) -> None:
     """Sums of float32 that begin elsewhere differ by 1e-8, and of a large vocabulary one in 1e5 draws by a word."""
     words = 1001
-    (alone,) = run_ranks(_sweep, 1, words, torch.float32)  # with as many threads as a rank
+    (alone,) = run_ranks(_sweep, 1, words, torch.float32)  # with the number of threads of a rank
     for result in run_ranks(_sweep, world, words, torch.float32):
         assert (result["drawn"] == alone["drawn"]).all()
         for name in ("log_normaliser", "log_greedy"):

@@ -1,4 +1,4 @@
-"""A finished run goes on for more epochs: its steps were made of its epochs, and are made anew."""
+"""A finished run continues for more epochs: its steps were made of its epochs, and are made anew."""
 
 from __future__ import annotations
 

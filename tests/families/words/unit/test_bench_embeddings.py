@@ -12,7 +12,7 @@ from tests.benchmarks.bench_embeddings import Pass, gensim_version, main, speed_
 
 
 def python_with(folder: Path, *lines: str) -> Path:
-    """A program that stands for the Python of another environment."""
+    """A program in place of the Python of another environment."""
     path = folder / "python"
     path.write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
     path.chmod(0o755)

@@ -32,7 +32,7 @@ FORMS: tuple[tuple[Form, bool], ...] = (("word2vec", False), ("word2vec", True),
 
 
 def binary(words: tuple[str, ...], rows: np.ndarray, end: bytes = b"\n") -> bytes:
-    """word2vec's binary format, byte by byte: ``end`` stands behind a row in the original's, not in gensim's files."""
+    """word2vec's binary format, byte by byte: ``end`` follows a row in the original's, not in gensim's files."""
     body = b"".join(
         word.encode() + b" " + b"".join(struct.pack("<f", x) for x in row) + end
         for word, row in zip(words, rows.tolist(), strict=True)

@@ -85,7 +85,7 @@ def faults(found: Survey) -> dict[str, str]:
 def test_a_folder_is_listed_only_where_a_file_is_not_seen_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """128 hosts at once would list the million files that lie beside a run folder."""
+    """128 hosts together would list the million files that lie beside a run folder."""
     (tmp_path / "file").write_text("token")
     listed: list[str] = []
     monkeypatch.setattr(os, "listdir", listed.append)

@@ -1,4 +1,4 @@
-"""An extraction that is interrupted goes on, and ends in the same bytes."""
+"""An extraction that is interrupted continues, and ends in the same bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _hashes(store: Path) -> dict[str, str]:
 
 
 class InterruptedForTestError(Exception):
-    """Stands for the end of the process."""
+    """Stand-in for the end of the process."""
 
 
 class Progress:

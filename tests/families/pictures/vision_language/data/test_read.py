@@ -76,7 +76,7 @@ def test_nlvr(tmp_path: Path) -> None:
     assert first == Example("dev-850-0-0", ("dev-850-0-img0", "dev-850-0-img1"), "Two cats.", truth=False)
     assert second.pictures == ("dev-850-1-img0", "dev-850-1-img1")
     assert second.truth is True
-    (alone,) = _one(tmp_path, forms.NLVR2[:1], lines=True)  # a file of one line is an object and a line at once
+    (alone,) = _one(tmp_path, forms.NLVR2[:1], lines=True)  # a file of one line is both an object and a line
     assert alone == first
 
 
