@@ -129,7 +129,7 @@ class LengthGroup(NamedTuple):
 
 
 class TextRows:
-    """EncodedTexts texts or pairs of texts with their labels, as a `capt.finetune.batches.RowSet`.
+    """Encoded texts or pairs of texts with their labels, as a `capt.finetune.batches.RowSet`.
 
     Args:
         encoded: the token ids of every row.

@@ -94,7 +94,7 @@ class RerankLoss(Section):
     @model_validator(mode="after")
     def _has_a_softmax(self) -> RerankLoss:
         if self.temperature != 1 and not LOSSES[self.type].scaled:
-            raise ValueError(f"loss.temperature is of a softmax, and loss.type {self.type} has none: leave it out")
+            raise ValueError(f"loss.temperature belongs to a softmax, and loss.type {self.type} has none: leave it out")
         return self
 
 

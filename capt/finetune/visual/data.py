@@ -1,4 +1,4 @@
-"""Read the files of a ``visual`` job: rows, the split off part for validation, the answer table, data sets."""
+"""Read the files of a ``visual`` job: rows, the part split off for validation, the answer table, data sets."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read_rows(paths: Sequence[Path], task: VisualTask, what: str) -> list[Exampl
         statement = row.truth is not None
         if statement if task.answers else row.answers is not None and not statement:
             kind = "a question with an answer table" if task.answers else "a statement that is true or false"
-            raise DataError(f"{what}: row {row.id} is of another task; a row of {task.name} is {kind}")
+            raise DataError(f"{what}: row {row.id} belongs to another task; a row of {task.name} is {kind}")
     return rows
 
 

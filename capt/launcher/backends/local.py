@@ -66,8 +66,8 @@ def run_ranks(
 ) -> End:
     """Start a process a command, and wait for all of them as :class:`capt.launcher.backends.watching.Watcher` says.
 
-    They meet at ``port`` of the loopback interface (0: any that is free). A run that has ``begun`` had it before;
-    ``again`` is that of a launch.
+    They meet at ``port`` of the loopback interface (0: any that is free), which a run that has ``begun`` used before;
+    ``again`` is `capt.launcher.plan.Launch.again`.
     """
     base, ranks = environment.of_ranks(), LocalRanks()
     try:

@@ -205,7 +205,7 @@ def number_of_bytes(given: str, option: str) -> int:
     try:
         found: int = TypeAdapter(Bytes).validate_python(given)
     except ValidationError:
-        raise ConfigError(f"{option} {given!r}: no number of bytes, as 200GB") from None
+        raise ConfigError(f"{option} {given!r}: is not a number of bytes, such as 200GB") from None
     return found
 
 

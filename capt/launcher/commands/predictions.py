@@ -45,7 +45,7 @@ def check(
     asked = "" if checked.predictions == checked.questions else f" of {checked.questions:,} questions"
     typer.echo(f"{path}: {checked.predictions:,} predictions{asked}, as {checked.task} expects them")
     if checked.unasked:
-        typer.echo(f"  {checked.unasked:,} more are of questions that were not asked, and do not count")
+        typer.echo(f"  {checked.unasked:,} more answer questions that were not asked, and do not count")
     for name, value in checked.scores.items():
         typer.echo(f"  {name:<20}{f'{value:8.4f} (lower is better)' if name == 'distribution' else f'{value:8.2%}'}")
     for name, reason in checked.figures.missing.items():

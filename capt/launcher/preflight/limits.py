@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from ipaddress import ip_address
 
 from capt.launcher.preflight.facts import Facts, Survey
 from capt.launcher.preflight.report import Check
+from capt.pretrain.base.network import is_loopback
 
 _SHM_SLOT = 32 << 20
 """Free bytes of ``/dev/shm`` below which a rank's collectives or loader workers end in a bus error."""
@@ -108,9 +108,9 @@ def rendezvous(survey: Survey) -> Iterator[Check]:
                 "rendezvous", "fail", f"{where} is another machine there ({one.meeting.peer})", advice, one.host.name
             )
     # Several addresses of one first host work, over networks that may differ in speed: a warning.
-    peers = Counter(one.meeting.peer for one in survey.hosts if one.meeting and not _is_loopback(one.meeting.peer))
+    peers = Counter(one.meeting.peer for one in survey.hosts if one.meeting and not is_loopback(one.meeting.peer))
     for one in survey.hosts:
-        if one.meeting and one.meeting.said == survey.token and _is_loopback(one.meeting.peer):
+        if one.meeting and one.meeting.said == survey.token and is_loopback(one.meeting.peer):
             finding = f"{survey.address} is {one.meeting.peer} there, which only that machine reaches"
             yield Check(
                 "rendezvous", "warn", finding, f"--master-addr, or /etc/hosts of {one.host.name}", one.host.name
@@ -132,14 +132,14 @@ def interfaces(survey: Survey) -> Iterator[Check]:
             if name not in facts.interfaces:
                 advice = f"one that every host has; there: {has}"
                 yield Check("interface", "fail", f"GLOO_SOCKET_IFNAME={name} is not there", advice, host)
-            elif len(survey.hosts) > 1 and _is_loopback(facts.interfaces[name]):
+            elif len(survey.hosts) > 1 and is_loopback(facts.interfaces[name]):
                 advice = f"the interface of the network; there: {has}"
                 yield Check("interface", "warn", f"GLOO_SOCKET_IFNAME={name} is the loopback", advice, host)
         if nccl and facts.gpus and not _nccl_finds(nccl, facts.interfaces):
             advice = f"one that every host has; there: {has}"
             yield Check("interface", "fail", f"NCCL_SOCKET_IFNAME={nccl} is not there", advice, host)
-        if not gloo and len(survey.hosts) > 1 and (not facts.name_address or _is_loopback(facts.name_address)):
-            used = one.meeting.interface if one.meeting and not _is_loopback(one.meeting.own) else ""
+        if not gloo and len(survey.hosts) > 1 and (not facts.name_address or is_loopback(facts.name_address)):
+            used = one.meeting.interface if one.meeting and not is_loopback(one.meeting.own) else ""
             finding = f"gloo would use {facts.name_address or 'no address'}, that of the name {facts.name}"
             advice = f"GLOO_SOCKET_IFNAME={used or 'INTERFACE'} in .deepspeed_env"
             yield Check("interface", "fail" if used else "warn", finding, advice, host)  # no other machine reaches it
@@ -151,10 +151,3 @@ def _nccl_finds(rule: str, names: dict[str, str]) -> bool:
     exact = "=" in rule[:2]
     hits = {name for name in names if any(name == word if exact else name.startswith(word) for word in words)}
     return bool(set(names) - hits) if rule.startswith("^") else bool(hits)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False

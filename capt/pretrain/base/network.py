@@ -75,9 +75,9 @@ def _problem(interfaces: dict[str, list[str]]) -> str:
     for name in chosen:
         if name not in interfaces:
             return f"{VARIABLE}={name}: there is no such interface ({', '.join(sorted(interfaces))})"
-        if all(map(_is_loopback, interfaces[name])):
+        if all(map(is_loopback, interfaces[name])):
             return f"{VARIABLE}={name} is the loopback interface"
-    if not chosen and _is_loopback(address := _announced()):
+    if not chosen and is_loopback(address := _announced()):
         return f"gloo would announce {address}, which the host's name stands for"
     return ""
 
@@ -115,13 +115,14 @@ def _interfaces() -> dict[str, list[str]]:
 
 def _interface_of(address: str, interfaces: dict[str, list[str]]) -> str:
     """The interface with this address or, where it is a loopback address, the only other one; else empty."""
-    if address and not _is_loopback(address):
+    if address and not is_loopback(address):
         return next((name for name, own in interfaces.items() if address in own), "")
-    others = [name for name, own in interfaces.items() if own and not all(map(_is_loopback, own))]
+    others = [name for name, own in interfaces.items() if own and not all(map(is_loopback, own))]
     return others[0] if len(others) == 1 else ""
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return whether an address, a zone after it or not, is one of the loopback interface; a name is not."""
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

@@ -124,7 +124,7 @@ class ContrastSection(Section):
             raise ValueError("contrast.in_batch none without contrast.queue leaves no negatives; set one of them")
         if self.weight > 0 and self.queue == 0 and self.momentum is not None:
             raise ValueError(
-                "contrast.momentum is of the encoder of queued rows, and contrast.queue is 0; set contrast.queue, or "
+                "contrast.momentum moves the encoder of queued rows, and contrast.queue is 0; set contrast.queue, or "
                 "contrast.momentum=null"
             )
         if self.weight > 0 and self.queue_start > 0 and self.in_batch == "none":
@@ -140,7 +140,7 @@ class ContrastSection(Section):
             )
         if self.queue_weight is not None and (self.in_batch == "none" or self.queue == 0):
             raise ValueError(
-                "contrast.queue_weight is of a term beside that of the batch: it needs contrast.queue, and "
+                "contrast.queue_weight weighs a term beside that of the batch: it needs contrast.queue, and "
                 "contrast.in_batch other than none"
             )
         if self.mask_margin is not None and self.mask_relative is not None:

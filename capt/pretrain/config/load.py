@@ -153,7 +153,7 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"override {shown(argument)} holds a line break or another character that is not text")
         *parents, last = key.split(".")
         if not last or not all(parents) or len(parents) > MAX_DEPTH:
-            raise ConfigError(f"override {shown(argument)}: {shown(key)} is not a key; keys are of the form a.b")
+            raise ConfigError(f"override {shown(argument)}: {shown(key)} is not a key; keys have the form a.b")
         try:
             value = read_yaml(text, f"override {shown(argument)}")
         except NotYamlError:

@@ -333,7 +333,9 @@ class CheckpointSection(Section):
     @classmethod
     def _upload_is_url(cls, value: str | None) -> str | None:
         if value is not None and not is_url(value):
-            raise ValueError("is not an address in a store, as s3://bucket/folder; run.dir is the folder of this host")
+            raise ValueError(
+                "is not an address in a store, such as s3://bucket/folder; run.dir is the folder of this host"
+            )
         if value is not None and value.partition("://")[0].lower() not in WRITABLE:
             raise ValueError(f"cannot be written to; known: {', '.join(f'{name}://' for name in WRITABLE)}")
         return value

@@ -106,6 +106,6 @@ def _check_candidates(n: int, k: int, owners: Tensor, positive_scores: Tensor, n
     if not is_readable(owners):
         return
     if k and not 0 <= int(owners.min()) <= int(owners.max()) < n:
-        raise ConfigError(f"negative_owners are rows of the anchors, 0 to {n - 1}: every candidate is of a query")
+        raise ConfigError(f"negative_owners are rows of the anchors, 0 to {n - 1}: every candidate belongs to a query")
     if not bool(torch.cat([positive_scores, negative_scores]).isfinite().all()):
         raise ConfigError("a score of the teacher is not finite: leave out rows without scores")

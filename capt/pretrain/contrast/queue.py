@@ -367,7 +367,7 @@ class ShardedQueue:
         """
         if (state["rank"], state["world"]) != (self.rank, self.world):
             raise CheckpointError(
-                f"this queue shard is of rank {state['rank']} of {state['world']}, but this is rank {self.rank} of "
+                f"this queue shard belongs to rank {state['rank']} of {state['world']}; this is rank {self.rank} of "
                 f"{self.world}; save_shard and load_shards carry a queue to another number of ranks"
             )
         if state["rows"].shape[1] != self.dim:

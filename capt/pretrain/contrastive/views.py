@@ -43,7 +43,7 @@ class Views:
 
     @classmethod
     def joined(cls, views: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
-        """The views of all samples, of the same class, of which ``tensors`` are the `tensors` one after another.
+        """Return one object of this class for all samples; ``tensors`` are those of all ``views``, concatenated.
 
         The temperature is that of the first micro-batch, for all have the same.
         """

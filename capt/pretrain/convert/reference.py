@@ -86,7 +86,8 @@ def tokenize(texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) ->
 def pool(
     model: CaptModel, hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"], pooling: Pooling
 ) -> Float[Tensor, "n h"]:
-    """Unit rows from final hidden states: ``head`` is s(x) of CAPT's Eq. 1, ``cls`` and ``mean`` leave the head out."""
+    """Unit rows from final hidden states, in fp32: ``head`` is s(x) of Eq. 1, ``cls`` and ``mean`` leave it out."""
+    hidden = hidden.float()
     kind = model.config.pooling if pooling == "head" else pooling
     pooled = hidden[:, 0] if kind == "cls" else mean_over_tokens(hidden, tokens, model.config.pad_id)
     if pooling == "head" and model.aggregation is not None:

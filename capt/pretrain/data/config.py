@@ -303,10 +303,14 @@ class DataConfig(Section):
         runs = self.passage if isinstance(self.passage, int) else None
         if self.views.draw is None:
             if self.passage != "document" or self.apart is not None or self.spans != Spans():
-                raise ValueError(f"data.passage, data.apart and data.spans are of spans, and data.view is {self.view}")
+                raise ValueError(
+                    f"data.passage, data.apart and data.spans apply to spans, and data.view is {self.view}"
+                )
             return self
         if self.view == "crop" and self.spans.gap:
-            raise ValueError(f"data.spans.gap {self.spans.gap} is of neighbouring spans: set data.view to neighbour")
+            raise ValueError(
+                f"data.spans.gap {self.spans.gap} applies to neighbouring spans: set data.view to neighbour"
+            )
         if self.spans.least > self.sequence_length - 2:
             raise ValueError(f"data.spans.least {self.spans.least} is longer than data.sequence_length allows")
         if runs is not None and runs < 2 * self.spans.shortest:

@@ -161,7 +161,7 @@ class StoreTarget(FolderTarget):
         folder = f"{self._url}/{split}"
         found = {file.url.removeprefix(f"{folder}/"): file for file in tree(folder)}
         for name in found.keys() - files.keys() - {MANIFEST}:
-            raise DataError(f"{found[name]} is of another preparation: remove it, and run the same command again")
+            raise DataError(f"{found[name]} belongs to another preparation: remove it, and run the same command again")
         return [name for name, written in files.items() if not self._is_kept(found.get(name), written)]
 
     def _is_kept(self, file: StoreFile | None, written: WrittenFile) -> bool:

@@ -148,7 +148,7 @@ def _spans(file: TextFile, size: int, document_start: str | None, unit_bytes: in
 
 
 def open_unit(unit: Unit, data: DataConfig, unit_bytes: int) -> FileCorpus | None:
-    """Open the text of a unit; None where nothing begins in it. ReadOptions raises ``DataError`` as `FileCorpus`."""
+    """Open the text of a unit; None where nothing begins in it. Reading raises ``DataError``, as `FileCorpus` does."""
     span, files = unit.span, [source.file for source in unit.sources]
     if span is not None and parts_of(files[0]) == "lines":
         span = _unit_bytes(files[0], span, data.document_start, unit_bytes)

@@ -321,7 +321,7 @@ class Played:
 class Outcome:
     """Rewards of the generator for its draws; each centre counts by its pairs, over all ranks 1 together.
 
-    In float64: rewards that lie close together are normalised, and must differ by more than their rounding.
+    Computed in float64, because rewards that are close together must still differ after they are normalised.
 
     Attributes:
         statistics: of the rewards before they are normalised.

@@ -114,7 +114,7 @@ class LanguageJob(Job):
         view, name = self.data.views, self.data.view
         if not view.corrupts and not self.contrast.weight:
             raise ValueError(
-                f"data.view {name} is of the contrast, and contrast.weight is 0: raise it, or leave view out"
+                f"data.view {name} belongs to the contrast, and contrast.weight is 0: raise it, or leave view out"
             )
         if self.mlm.views == "both" and view.draw is None:
             raise ValueError(f"mlm.views both masks both spans, and data.view {name} draws none: set crop or neighbour")

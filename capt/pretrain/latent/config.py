@@ -222,7 +222,7 @@ class LatentJob(Job):
         if self.contrast.weight > 0 and objective.views != 2:
             raise ValueError("contrast.weight above 0 compares two views: set objective.views=2")
         if objective.swap > 0 and objective.views != 2:
-            raise ValueError("objective.swap is of the second view: set objective.views=2")
+            raise ValueError("objective.swap applies to the second view: set objective.views=2")
         if self.contrast.over == "h" and (self.contrast.mean_pair or self.contrast.prior_negatives):
             raise ValueError("contrast.mean_pair and contrast.prior_negatives are vectors of z: set contrast.over=z")
         if objective.svi_steps and posterior != "gaussian":
@@ -239,7 +239,7 @@ class LatentJob(Job):
             self._clusters_fit()
         if objective.critic_term != "mean" and objective.regularizer not in ("f", "g"):
             raise ValueError(
-                f"objective.critic_term {objective.critic_term} is of a critic: set objective.regularizer=f or g"
+                f"objective.critic_term {objective.critic_term} needs a critic: set objective.regularizer=f or g"
             )
         squares_g = self.critic.squared != "none" and self.critic.squared_on == "g"
         if self.critic.trained == "f" and (objective.regularizer == "g" or squares_g):

@@ -221,7 +221,7 @@ def load_sentences(data: DataSection, split: str, vocabulary: LatentVocabulary) 
     if not encoded:
         raise DataError(f"{path}: no sentence of 1 to {data.max_words} words")
     if all((row == vocabulary.unknown_id).all() for row in encoded):
-        raise DataError(f"{path}: holds no known word; the vocabulary of {len(vocabulary)} words is of other text")
+        raise DataError(f"{path}: holds no known word; the vocabulary of {len(vocabulary)} words belongs to other text")
     return Sentences.of(encoded)
 
 

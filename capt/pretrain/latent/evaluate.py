@@ -162,7 +162,7 @@ def evaluate(
 
 
 def _generated(model: LoadedLatentModel, by: Estimator, data: Path | None) -> dict[str, Any]:
-    """Measure generated text; where it cannot be, the reason takes the place: it must not cost all other figures."""
+    """Measure generated text; if it cannot be measured, return the reason, so that the other figures are kept."""
     try:
         return generated_perplexities(model, by=by, data=data)
     except DataError as error:

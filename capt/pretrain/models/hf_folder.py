@@ -137,7 +137,7 @@ def require_fit(folder: Path, keys: Mapping[str, Any], tokenizer: TextTokenizer)
     if pad not in (None, tokenizer.special.pad):
         raise CheckpointError(
             f"{folder}: the model pads with {shown(pad)}, its tokenizer with {tokenizer.special.pad}: "
-            "pad_token_id in config.json, or the tokenizer, is of another model; take both from the same one"
+            "pad_token_id in config.json, or the tokenizer, belongs to another model; take both from the same one"
         )
     if isinstance(rows, int) and tokenizer.vocab_size > rows:
         last = tokenizer.vocab_size - 1

@@ -263,7 +263,7 @@ class PairJob(Job):
             )
         if self.distillation.vectors is not None and any(find_view(one.view).draw for one in each or [self.data]):
             raise ValueError(
-                "distillation.vectors: a teacher's vector is of a whole text, and data.view draws spans: leave it out"
+                "distillation.vectors: a teacher's vector is a whole text's, and data.view draws spans: leave it out"
             )
         if self.distillation.weight and not any(source.negatives for source in each or [self.data]):
             raise ValueError(

@@ -189,9 +189,11 @@ class PairData(PairOptions):
         drawn = [find_view(each.view if "view" in each.model_fields_set else self.view).draw for each in self.sources]
         drawn = drawn or [find_view(self.view).draw]
         if self.spans.gap and not self.sources and self.view == "crop":
-            raise ValueError(f"data.spans.gap {self.spans.gap} is of neighbouring spans: set data.view to neighbour")
+            raise ValueError(
+                f"data.spans.gap {self.spans.gap} applies to neighbouring spans: set data.view to neighbour"
+            )
         if not any(drawn) and any(each.spans != Spans() for each in (self, *self.sources)):
-            raise ValueError(f"data.spans is of spans, and data.view is {self.view}: set it to crop or neighbour")
+            raise ValueError(f"data.spans applies to spans, and data.view is {self.view}: set it to crop or neighbour")
         if self.sources and not sum(source.weight for source in self.sources):
             raise ValueError("data.sources: all weights are 0; give at least one source a weight above 0")
         return self

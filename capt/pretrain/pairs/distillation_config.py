@@ -56,7 +56,7 @@ class PairDistillation(Section):
     def _names_vectors(self) -> PairDistillation:
         weights = {name: getattr(self, name) for name in VECTOR_LOSSES}
         if self.vectors is None and (used := next((name for name, weight in weights.items() if weight), None)):
-            raise ValueError(f"distillation.{used} is of a teacher's vectors: set distillation.vectors")
+            raise ValueError(f"distillation.{used} applies to a teacher's vectors: set distillation.vectors")
         beside = ("query_vectors", "vector_column", "ids", "corpus")
         if self.vectors is None and (used := next((name for name in beside if getattr(self, name) is not None), None)):
             raise ValueError(f"distillation.{used} is beside a teacher's vectors: set distillation.vectors as well")

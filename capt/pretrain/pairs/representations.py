@@ -99,7 +99,7 @@ def check_representation(job: Any) -> None:
         raise ConfigError(f"model.representation_options.{key} of {name}: {fault['msg']}") from None
     if row.similarity is None:
         return
-    is_none = f"is of vectors, and model.representation={name} is none"
+    is_none = f"applies to vectors, and model.representation={name} is none"
     for key in type(section).model_fields.keys() - _OF_ANY:
         value, usual = getattr(section, key), getattr(type(section)(), key)
         if value != usual:
@@ -119,6 +119,6 @@ def check_loss(name: str, loss: str) -> None:
     """Raise ``ConfigError`` where rows of the representation ``name`` cannot have the loss ``loss``."""
     if find_loss(loss).of_vectors and find_representation(name).similarity is not None:
         raise ConfigError(
-            f"data.loss={loss} is of vectors, and model.representation={name} is none: only losses that ask for a "
+            f"data.loss={loss} applies to vectors, and model.representation={name} is none: only losses that ask for a "
             "similarity, such as contrast, can be trained"
         )

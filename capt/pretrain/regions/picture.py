@@ -130,7 +130,7 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> Ite
 
 
 TOLERANCE = 1e-5
-"""By how much an edge, as a part of the width or height, may be outside of its picture."""
+"""Largest part of the width or height by which an edge may be outside of its picture."""
 _WIDEST = 1 << 24
 _MOST_CLASSES = 1 << 20
 _TYPES = {"fp16": np.float16, "fp32": np.float32}

@@ -127,7 +127,7 @@ class Uploads(Callback):
             return
         there = set(_complete(self._url) if run.resumed_from is not None else ())
         for step in sorted(step for step in there if step > run.progress.step):
-            logger.warning("step %d in the store is of the run's earlier future; it is removed there", step)
+            logger.warning("step %d in the store belongs to the run's earlier future; it is removed there", step)
             _remove(self._url, step)
             there.remove(step)
         self._averaged = run.job.checkpoint.averaged_steps(run.job.schedule.max_steps)

@@ -145,7 +145,7 @@ class Comparison:
 
 def compare(runs: Sequence[RunRecord]) -> Comparison:
     """Group runs by their configuration, in the given order; keys that do not change a run's metrics are ignored."""
-    keys = sorted(key for key in {key for run in runs for key in run.config} if not _is_not_compared(key))
+    keys = sorted(key for key in {key for run in runs for key in run.config} if not is_not_compared(key))
     differing = [key for key in keys if len({_value_text(run, key) for run in runs}) > 1]
     members: dict[tuple[str, ...], list[RunRecord]] = {}
     for run in runs:
@@ -163,12 +163,8 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
     return Comparison(groups, differing)
 
 
-def without_seed(config: Mapping[str, Any]) -> str:
-    """A configuration (flat keys) as text, without the keys that do not change a run's metrics and without the seed."""
-    return json.dumps({k: v for k, v in sorted(config.items()) if not _is_not_compared(k)}, default=str)
-
-
-def _is_not_compared(key: str) -> bool:
+def is_not_compared(key: str) -> bool:
+    """Return whether a key is the seed, or one that does not change a run's metrics."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in _NOT_COMPARED)
 
 

@@ -61,7 +61,7 @@ def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
             if row["system"] == system:
                 key = f"{row['set']} {row['split']}", str(row["query"])
                 if key in found:
-                    raise DataError(f"{where}: query {shown(key[1])} of {key[0]} again; a file is of one evaluation")
+                    raise DataError(f"{where}: query {shown(key[1])} of {key[0]} again; a file holds one evaluation")
                 found[key] = {metric: float(row[metric]) for metric in METRICS}
                 for metric, value in found[key].items():
                     if not np.isfinite(value):

@@ -55,7 +55,7 @@ _SCORED, _EACH, _BINS = 1000, 10, 40
 class RetrievalSettings:
     """Settings of an evaluation: what is measured beside whole vectors, and where per-query figures go.
 
-    A fusion is that of the whole vectors and BM25, which is measured as well. Without precisions that of the store is
+    ``fusion`` fuses whole vectors with BM25, which is measured as well. Without ``precisions`` the store's own is
     measured. With ``rescore`` the first documents of a quantized search, this many times the usual number, are scored
     again by the queries in float.
     """
@@ -140,9 +140,11 @@ def _precisions(
     if not is_float and settings.dims:
         raise ConfigError(f"--dims {settings.dims[0]}: --dtype {kept} keeps vectors in {kept} alone; leave --dtype out")
     if settings.fusion and "float" not in chosen:
-        raise ConfigError("--fusion is of the vectors in float: --precision must name float as well")
+        raise ConfigError("--fusion takes the vectors in float: --precision must name float as well")
     if settings.rescore and not quantized:
-        raise ConfigError(f"--rescore {settings.rescore} is of a quantized search: give --precision int8 or binary")
+        raise ConfigError(
+            f"--rescore {settings.rescore} applies to a quantized search: give --precision int8 or binary"
+        )
     return chosen
 
 

@@ -56,7 +56,7 @@ def figures_of(
 def figure_differences(
     figures: Mapping[str, Sequence[Mapping[str, float]]], system: str, others: Sequence[str]
 ) -> dict[str, Figures]:
-    """By how much ``system`` is above each of the ``others`` in each figure, on the same queries."""
+    """Margin of ``system`` over each of the ``others`` in each figure, on the same queries."""
     found: dict[str, Figures] = {}
     for other in others:
         for metric in METRICS:

@@ -200,7 +200,7 @@ def _require_tokenizer(model: Any, path: Path) -> None:
         if not added.issuperset(_without_row(module)):
             rows, ids = _rows_of(module), max(tokenizer.get_vocab().values()) + 1
             raise CheckpointError(
-                f"{path}: its tokenizer has {ids:,} ids and the model {rows:,} rows: the tokenizer is of another model"
+                f"{path}: its tokenizer has {ids:,} ids and the model {rows:,} rows: it belongs to another model"
             )
 
 

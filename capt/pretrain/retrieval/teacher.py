@@ -164,7 +164,7 @@ def open_teacher(section: PairDistillation, verifier: Verifier) -> TeacherVector
     models = {each.identity.model for each in (documents, queries) if each.identity.pooling != _AS_GIVEN}
     if len(models) > 1:
         raise ConfigError(
-            "distillation.query_vectors is of another model than distillation.vectors: name one teacher's"
+            "distillation.query_vectors belongs to another model than distillation.vectors: name one teacher's"
         )
     return teacher
 

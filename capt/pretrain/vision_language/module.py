@@ -86,7 +86,7 @@ class Counts(NamedTuple):
 
 
 def divisors(counts: Float[Tensor, " 5"], region_rate: float, scope: str = "all") -> dict[str, Tensor]:
-    """By what the sum of each loss is divided, from the numbers of `Counts` over the whole step.
+    """Divisor of each loss's sum, from the numbers in `Counts` over the whole step.
 
     The losses of regions are means over *all* regions, masked or not, times ``1 / region_rate``: LXMERT's normaliser,
     1 / 0.15. A count of 0 becomes infinity: the loss of no rows is 0, and by this it is known as one not measured.

@@ -7,6 +7,7 @@ over the first 1,000 steps, in which the paper sees CAPT 5 to 10 points ahead on
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from capt.finetune.visual.config import TASKS
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.config import flatten, load_mapping
-from capt.pretrain.report.compare import without_seed
+from capt.pretrain.report.compare import is_not_compared
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table
 from capt.pretrain.report.runs import RunRecord
 from capt.pretrain.report.sweep_page import Curves, curve_figure, read_curves, sweep_names
@@ -63,6 +64,11 @@ def describe_initial(init: Any, source: Path) -> Initial:
         same = without_seed({**config, "model.init": before.key})
         return Initial(run.name, f"{before.pretraining}, then {config.get('data.task')}".removeprefix(", "), same)
     return Initial(run.name, pretraining_of(config) if is_pretraining(config) else "", without_seed(config))
+
+
+def without_seed(config: Mapping[str, Any]) -> str:
+    """A configuration (flat keys) as text, without the keys that do not change a run's metrics and without the seed."""
+    return json.dumps({key: value for key, value in sorted(config.items()) if not is_not_compared(key)}, default=str)
 
 
 def common_name(names: Sequence[str]) -> str:

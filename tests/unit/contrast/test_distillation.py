@@ -94,7 +94,7 @@ def test_equal_numbers_of_candidates_are_torchs_divergence() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"negative_owners": torch.full((K,), -1)}, "every candidate is of a query"),
+        ({"negative_owners": torch.full((K,), -1)}, "every candidate belongs to a query"),
         ({"negative_owners": torch.full((K,), N)}, "rows of the anchors, 0 to 6"),
         ({"positive_scores": torch.full((N,), math.nan)}, "a score of the teacher is not finite"),
         ({"teacher_temperature": 0.0}, "the temperature must be a positive number"),

@@ -301,7 +301,7 @@ def test_bad_checkpoints_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         queue.save_shard(tmp_path)
     with pytest.raises(CheckpointError, match=r"shape \[4\], this model's have \[5\]"):
         ShardedQueue(8, 5).load_shards(tmp_path)
-    with pytest.raises(CheckpointError, match="rank 0 of 2, but this is rank 0 of 1"):
+    with pytest.raises(CheckpointError, match="rank 0 of 2; this is rank 0 of 1"):
         ShardedQueue(8, 4).load_state_dict(queues[0].state_dict())
     with pytest.raises(CheckpointError, match="4 features, not 5"):
         _ranks(monkeypatch, 2, 8, dim=5)[0].load_state_dict(queues[0].state_dict())

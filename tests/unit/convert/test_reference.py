@@ -56,6 +56,8 @@ def test_pool_is_the_model_s_own_embedding(pooling):
         assert (pool(made, hidden, tokens, "head") - embed(made, tokens, "head")).abs().max() < 1e-6
         by_hand = hidden[0, 0] if pooling == "cls" else hidden[0, : int((tokens[0] != 1).sum())].mean(0)
         assert (pool(made, hidden, tokens, pooling)[0] - by_hand / by_hand.norm()).abs().max() < 1e-6
+        half = hidden.bfloat16()  # of weights in bf16: as an evaluation pools it, in fp32
+        assert torch.equal(pool(made, half, tokens, pooling), pool(made, half.float(), tokens, pooling))
 
 
 def test_tokenize_cuts_and_pads():

@@ -491,7 +491,7 @@ def test_what_becomes_of_files_in_the_store_is_noticed(corpus: Path, tmp_path: P
             assert not (box / "set/train/manifest.json").exists()
         patch.undo()
         (box / "set/train/shard-99999.bin").write_bytes(b"1")
-        with pytest.raises(DataError, match=r"shard-99999\.bin is of another preparation: remove it"):
+        with pytest.raises(DataError, match=r"shard-99999\.bin belongs to another preparation: remove it"):
             make()
         (box / "set/train/shard-99999.bin").rename(box / "set/train/notes.txt")
         with pytest.raises(DataError, match=r"train/notes\.txt is where the shards go"):

@@ -297,7 +297,7 @@ def test_other_packages_may_add_views(monkeypatch: pytest.MonkeyPatch, tmp_path:
      ({"spans": {"gap": 1}}, "data.view is corrupted"),
      ({"view": "crop", "passage": 20}, "set data.passage to 32 or more"),
      ({"view": "neighbour", "passage": 100, "spans": {"gap": 1000}}, "1,016 tokens, 1,000 of them between them"),
-     ({"view": "crop", "spans": {"gap": 1}}, "of neighbouring spans"),
+     ({"view": "crop", "spans": {"gap": 1}}, "applies to neighbouring spans"),
      ({"view": "crop", "passage": "paragraph", "document_start": "="}, "every line begin a passage"),
      ({"passage": "paragraph"}, "data.view is corrupted"),
      ({"view": "crop", "apart": 20}, "set data.passage to a number"),

@@ -119,13 +119,13 @@ def test_a_job_is_refused_what_its_representation_cannot_do(tmp_path: Path) -> N
             "representation_options.vector",
         ),
         ({"model": {"representation_options": {"vectors": 3}}}, "representation_options.vectors of dense"),
-        ({"contrast": {"queue": 24}}, "contrast.queue=24 is of vectors, and model.representation=tokens is none"),
+        ({"contrast": {"queue": 24}}, "contrast.queue=24 applies to vectors, and model.representation=tokens is none"),
         ({"contrast": {"matryoshka": [8]}}, "contrast.matryoshka"),
         ({"contrast": {"directions": "gte"}}, "contrast.directions=gte"),
         ({"contrast": {"hardness_in_batch": 1.0}}, "contrast.hardness_in_batch"),
         ({"contrast": {"temperature": {"type": "learned"}}}, "contrast.temperature.type=learned"),
         ({"data": {"negatives": 1}, "distillation": {"weight": 1.0}}, "distillation.weight=1"),
-        ({"data": {"loss": "cosine"}}, "data.loss=cosine is of vectors"),
+        ({"data": {"loss": "cosine"}}, "data.loss=cosine applies to vectors"),
         ({"checkpoint": {"best": "uniformity"}}, "uniformity"),
     ]
     for changes, fault in cases:
@@ -133,7 +133,7 @@ def test_a_job_is_refused_what_its_representation_cannot_do(tmp_path: Path) -> N
             job_from_mapping(_mapping(tmp_path, **changes), "test")
     scored = every_form(tmp_path, mixed=False)["data"]["sources"][:1]
     job = job_from_mapping(_mapping(tmp_path, data={"files": [], "sources": scored}), "test")
-    with pytest.raises(ConfigError, match=r"data\.loss=cosent is of vectors"):
+    with pytest.raises(ConfigError, match=r"data\.loss=cosent applies to vectors"):
         PairTask(job, tmp_path / "run")
 
 

@@ -110,7 +110,7 @@ def test_both_views_are_shown_as_they_are_read(tmp_path: Path) -> None:
 def test_spans_are_of_one_text_without_a_prompt(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="spans of a text have no prompt"):
         _task(tmp_path, _texts(20), prompts={"query": "the "})
-    with pytest.raises(ConfigError, match=r"data\.spans is of spans, and data\.view is dropout"):
+    with pytest.raises(ConfigError, match=r"data\.spans applies to spans, and data\.view is dropout"):
         _task(tmp_path, _texts(20), view="dropout", spans={"gap": 2})
     with pytest.raises(DataError, match="source pairs has the view crop, of one text alone"):
         _task(tmp_path, [{"query": f"the {i}", "pos": ["a house"]} for i in range(20)])

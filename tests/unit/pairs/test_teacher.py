@@ -199,7 +199,9 @@ def test_what_cannot_be_learnt_is_refused_in_a_line(tmp_path: Path) -> None:
     shutil.copytree(kinds[0], tmp_path / "renamed")
     assert "give the folder that name, not renamed" in refused(DataError, vectors=str(tmp_path / "renamed"))
     write_vectors(tmp_path / "another", texts, WIDTH, model="another")
-    assert "is of another model" in refused(ConfigError, vectors=str(kinds[0]), query_vectors=str(tmp_path / "another"))
+    assert "belongs to another model" in refused(
+        ConfigError, vectors=str(kinds[0]), query_vectors=str(tmp_path / "another")
+    )
     # A text without a vector, and a vector that says nothing.
     write_vectors(tmp_path / "half", texts[:40], WIDTH)
     said = refused(DataError, vectors=str(tmp_path / "half"))
@@ -217,7 +219,7 @@ def test_what_cannot_be_learnt_is_refused_in_a_line(tmp_path: Path) -> None:
     assert "source pairs: 1 of 60 texts have no vector in" in refused(DataError, vectors=str(tmp_path / "damaged"))
     for section, fault in (
         ({"cosine": 0.0}, "is read for a loss"),
-        ({"vectors": None}, "is of a teacher's vectors: set distillation.vectors"),
+        ({"vectors": None}, "applies to a teacher's vectors: set distillation.vectors"),
         ({"vectors": None, "cosine": 0.0, "query_vectors": str(store)}, "query_vectors is beside a teacher's vectors"),
     ):
         with pytest.raises(ConfigError, match=fault):

@@ -421,7 +421,7 @@ def test_compare_refuses_other_queries(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: ndcg@10 is nan; a finite number is expected"):
         compare(str(first), str(second))
     second.write_text(first.read_text() * 2)
-    with pytest.raises(DataError, match=r"b\.jsonl, line 4: query 'q0' of s test again; a file is of one evaluation"):
+    with pytest.raises(DataError, match=r"b\.jsonl, line 4: query 'q0' of s test again; a file holds one evaluation"):
         compare(str(first), str(second))
 
 

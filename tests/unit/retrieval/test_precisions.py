@@ -226,7 +226,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, monkeypatch: pytest.
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("fp32", {"precisions": ("int4",)}, "--precision int4: unknown; did you mean .int8"),
         ("fp32", {"precisions": ("int8", "int8")}, "names int8 twice"),
-        ("fp32", {"rescore": 4}, "--rescore 4 is of a quantized search"),
+        ("fp32", {"rescore": 4}, "--rescore 4 applies to a quantized search"),
         ("int8", {"precisions": ("float",)}, "--precision float: --dtype int8 keeps vectors in int8 alone"),
         ("binary", {"dims": (4,)}, "--dims 4: --dtype binary keeps vectors in binary alone"),
         ("fp32", {"precisions": ("int8",), "fusion": True}, "--precision must name float as well"),

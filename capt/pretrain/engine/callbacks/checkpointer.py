@@ -391,7 +391,9 @@ def _set_aside_later_ones(run_dir: Path, step: int) -> None:
     """Resuming from an older checkpoint starts another future: the newer ones must not be taken for it."""
     later = [path for path in checkpoints_of(run_dir) if step_of(path) > step]
     for path in later:
-        logger.warning("%s is of the run's earlier future; kept as %s", path.name, set_aside(path, "abandoned").name)
+        logger.warning(
+            "%s belongs to the run's earlier future; kept as %s", path.name, set_aside(path, "abandoned").name
+        )
     left = checkpoints_of(run_dir)
     if later and left:
         point("latest", left[-1])

@@ -179,7 +179,9 @@ def generated_perplexities(
             raise DataError(f"{section.path}: no file whose name says {split}")
         texts[split] = list(read(file, section.format))
         if not vocabulary.knows_any(texts[split]):
-            raise DataError(f"{file}: holds no known word; the vocabulary of {len(vocabulary)} words is of other text")
+            raise DataError(
+                f"{file}: holds no known word; the vocabulary of {len(vocabulary)} words belongs to other text"
+            )
     sentences = [text.split() for text in sample(model, number, seed)]
     with tempfile.TemporaryDirectory() as folder:
         estimate = estimator(by, Path(folder), programs)

@@ -76,8 +76,8 @@ def check(run: Path, since: int = 1) -> Report:
     newest = newest_checkpoint(run)  # before the ledger, which may grow meanwhile
     if not launches_of(run):
         raise ConfigError(
-            f"{run / 'ledger'}: there is no ledger: the run has run.ledger=false, is of a task whose samples are not "
-            "recorded, has not begun, or is of an earlier version"
+            f"{run / 'ledger'}: there is no ledger: the run has run.ledger=false, has a task whose samples are not "
+            "recorded, has not begun, or comes from an earlier version"
         )
     report = Report(run, newest)
     report.launches, faults = read_history(run, newest, since)

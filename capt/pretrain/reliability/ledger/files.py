@@ -312,5 +312,5 @@ def _header(file: BinaryIO, path: Path, rank: int) -> Header | None:
         raise DataError(f"{path}: the first line is not a header of a ledger") from None
     header = parse_record(Header, content_of_line, path, error=DataError)
     if header.rank != rank:
-        raise DataError(f"{path}: its header is of rank {header.rank}")
+        raise DataError(f"{path}: its header names rank {header.rank}")
     return header

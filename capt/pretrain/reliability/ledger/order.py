@@ -84,7 +84,7 @@ def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, b
         return None
     step, found = int(expected[odd[0]]), int(rows["step"][odd[0]])
     if found > step:
-        text = f"step {step} is not recorded, the next row is of step {found}: {where}"
+        text = f"step {step} is not recorded, the next row belongs to step {found}: {where}"
         return Fault("hole", text, remedy_for_files(run), step, None, rank, file.path)
     text = f"step {found} is recorded after step {step - 1}: {where}"
     return Fault("steps", text, remedy_for_files(run), step, None, rank, file.path)

@@ -146,7 +146,7 @@ def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], lis
         if storage.is_private(own):
             owner = storage.owner_of(own)
             if owner is None or owner.incarnation not in valid:
-                raise CheckpointError("it is of another run, or of an earlier incarnation of this one")
+                raise CheckpointError("it belongs to another run, or to an earlier incarnation of this one")
             paths = checkpoints_of(own)
     except (CheckpointError, OSError) as error:
         notes.append(f"{own} is not used: {error}")

@@ -105,7 +105,7 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("vae", "model.latent=0", r"model\.latent: 0"),
         ("ivae_mi", "critic.trained=f", r"leaves no g"),
         ("clvae_plus", "critic.trained=f", r"leaves no g"),
-        ("vae", "objective.critic_term=mean_inside", r"mean_inside is of a critic: set objective\.regularizer=f or g"),
+        ("vae", "objective.critic_term=mean_inside", r"mean_inside needs a critic: set objective\.regularizer=f or g"),
         ("vae", "data.clusters=4 checkpoint.best=loss", r"set model\.dropout=0"),
         ("sa_vae", "objective.aggressive_updates=2", r"aggressive_updates needs"),
         ("sa_vae", "engine.precision=bf16", r"set engine\.precision=fp32"),

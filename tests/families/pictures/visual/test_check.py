@@ -89,7 +89,7 @@ def test_command(tmp_path: Path, capt: Capt) -> None:
     forms.write(path, "dev-850-0-0,False\ndev-850-1-0,True\ndev-9-0-0,True\n")
     code, out, _ = capt("predictions", "check", path, "--data", data)
     assert code == 0
-    assert "1 more are of questions that were not asked" in out
+    assert "1 more answer questions that were not asked" in out
     forms.write(path, "dev-850-0-0,True\ndev-9-0-0,True\n")
     code, _, error = capt("predictions", "check", path, "--data", data)
     assert code == 2

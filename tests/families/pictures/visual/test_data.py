@@ -99,7 +99,7 @@ def test_rows_of_another_task_or_without_labels_are_refused(tmp_path: Path) -> N
     with pytest.raises(DataError, match=r"data\.train: row dev-0-0-0 has 2 pictures; VQA has 1"):
         read_rows([pairs], TASKS["vqa"], "data.train")
     one = TASKS["nlvr2"]._replace(pictures=1)  # a statement about a picture, as a task of somebody else may have it
-    with pytest.raises(DataError, match="row 0 is of another task; a row of NLVR2 is a statement"):
+    with pytest.raises(DataError, match="row 0 belongs to another task; a row of NLVR2 is a statement"):
         read_rows([questions], one, "data.train")
     assert len(read_rows([bare], TASKS["nlvr2"], "--data")) == 6
     job = _job(tmp_path, "nlvr2", data={"train": [str(bare)]})
