@@ -81,7 +81,7 @@ def test_activation_checkpointing_changes_no_gradient(tmp_path: Path, family: st
     ],
 )
 def test_kept_graphs_change_no_gradient(tmp_path: Path, world: int, family: str, cases: Any) -> None:
-    """To the last digit, with dropout: also where the only pass is one of recomputed layers."""
+    """Every digit is equal, with dropout, also where the only pass is one of recomputed layers."""
     jobs, kept = [], []
     for stage, kind, numbers in cases:
         for keep in numbers:

@@ -118,7 +118,7 @@ def test_the_classic_bugs_fail_the_same_check(wrong: Contrast) -> None:
 
 
 def test_one_process_equals_autograd_through_the_dense_oracle() -> None:
-    """So that the reference of the tests above is not the code under test."""
+    """The reference of the tests above is thus not the code under test."""
 
     def dense(s: Tensor, s_hat: Tensor, queue: ShardedQueue) -> Tensor:
         return capt_loss_dense(s, s_hat, TAU, copy.deepcopy(queue.rows)) / len(s)

@@ -108,7 +108,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, _Ranks]:
 
 @pytest.mark.parametrize("change", _CHANGES, ids=str)
 def test_a_resumed_run_goes_on_with_its_average(resumed: Any, change: Any) -> None:
-    """To the last bit as it was, and to rounding at another number of ranks and another stage."""
+    """Averages are equal to the last bit, and to rounding at another number of ranks and stage."""
     whole, same, moved = (resumed[change, kind] for kind in ("whole", "same", "moved"))
     assert _losses(same) == _losses(whole)[3:]
     np.testing.assert_array_equal(_rows(same), _rows(whole))
@@ -163,7 +163,7 @@ def _largest(state: dict[str, Tensor], weights: dict[str, np.ndarray]) -> float:
 
 @pytest.mark.parametrize(("world", "stage"), [(1, 0), (2, 1), (2, 3)])
 def test_what_is_evaluated_and_exported_is_the_live_model(tmp_path: Path, world: int, stage: int) -> None:
-    """To the last bit: what `capt evaluate` loads of a checkpoint, and what `capt convert` writes."""
+    """Equal to the last bit: what `capt evaluate` loads of a checkpoint, and what `capt convert` writes."""
     live, averages = run_ranks(_saved, world, momentum_mapping(tmp_path, stage))[0]
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     command(checkpoint, tmp_path / "hf", to="hf")

@@ -86,7 +86,7 @@ def test_zero_sends_what_the_prediction_of_its_time_takes_it_to_send(tmp_path: P
 
 
 def _types(stage: int, wire_type: str | None) -> set[str]:
-    """In which types a step of the toy task reduces its gradients, forward passes under bf16 autocast."""
+    """Types in which a step of the toy task reduces its gradients, forward passes under bf16 autocast."""
     quiet_libraries(debug=False)
     extra = {} if wire_type is None else {"communication_data_type": wire_type}
     job = ToyJob.model_validate(

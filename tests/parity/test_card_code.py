@@ -89,7 +89,7 @@ def test_exports_of_equal_models_are_equal_byte_for_byte(form: Form, written: Wr
 
 
 def test_no_text_of_a_card_is_markup() -> None:
-    """Whatever is in names, the card has the elements and links of a card with harmless names."""
+    """A card with hostile names has the elements and links of one with harmless names."""
     hostile = (
         "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))", "![a](http://x.y/z.png)", "a|b", "`code`", "a\n# b",
         "a\n---\nlicense: x\n---\n", "&lt;script&gt;", "**bold**", "_i_", "https://x.y", "</td><script>", "~~s~~",

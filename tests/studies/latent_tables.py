@@ -134,7 +134,7 @@ def _both(pair: tuple[Trial, Trial], sentences: SentencesOf) -> tuple[Sentences,
 
 
 def bridge_table(trials: Sequence[Trial]) -> str:
-    """By how much the tightest bound lies above annealed importance sampling, a row for each run that has it."""
+    """Gap of the tightest bound above annealed importance sampling, a row for each run that has it."""
     rows = []
     for trial in trials:
         if trial.bridge_gap is not None:

@@ -311,7 +311,7 @@ def test_families_enter_by_the_registries_alone() -> None:
 
 
 def test_nothing_imports_the_launcher() -> None:
-    """But for the library, which calls the functions behind commands, and which nothing imports."""
+    """The library may: it calls the functions behind commands, and nothing imports it."""
     for path in _sources():
         above = {"launcher": {"library"}, "library.py": set()}.get(
             path.relative_to(CODE).parts[0], {"launcher", "library"}

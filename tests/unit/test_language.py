@@ -16,7 +16,10 @@ from tests.documented import ROOT
 PACKAGES = ("capt/pretrain", "capt/finetune", "capt/launcher", "capt/tokenizer", "tests")
 SHOWN = ("help", "description", "epilog")
 """Keywords whose text a user reads."""
-FRAGMENT = re.compile(r"(?:Of|That|Those|As|What|Whether|How|Where|Which|When|Why|Who|Whose|One)(?![\w-])")
+FRAGMENT = re.compile(
+    r"(?:Of|That|Those|As|What|Whether|How|Where|Which|When|Why|Who|Whose|One|And|Nor|But|So that|Such as|Whatever"
+    r"|(?:By|From|In|With) (?:how|what|which))(?![\w-])"
+)
 """Openings of half a sentence: "Whether it is due" has no verb that says what the function does. "One" hides whether a
 thing is described ("A file"), made ("Return a row") or done ("Do one step"); as a number it stays in "One-layer"."""
 QUAINT = re.compile(
@@ -75,6 +78,7 @@ def test_texts_are_plain(package: str) -> None:
         ('def f():\n    """Those of a box."""', "docstring"),
         ('X = 1\n"""That of the step."""', "docstring"),
         ('"""What a rank holds."""', "docstring"),
+        ('"""By how much it grows."""', "docstring"),
         ('def f():\n    r"""Whether it is due."""', "docstring"),
         ('class A:\n    """One file of a set."""', "docstring"),
         ('class A:\n    x = 1\n    """How many there are."""', "docstring"),

@@ -129,7 +129,7 @@ def test_reshards_4_2_1_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_resumed_queue_has_every_row_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
-    """So that a resumed run adds up in the same order, and its losses are equal to the last digit."""
+    """A resumed run thus adds up in the same order, and its losses are equal to the last digit."""
     fifo, queues = Fifo(50), _ranks(monkeypatch, world, 50)
     for _ in range(6):
         fifo.step(queues, 7)

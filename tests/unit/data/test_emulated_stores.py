@@ -183,7 +183,7 @@ def test_answers_that_fail_are_asked_for_again(
 
 
 def test_an_error_that_stays_is_named(behind: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And soon: Azure's library does not repeat it for minutes, so that nothing but a lack of answers were seen."""
+    """Azure's library does not repeat it for minutes, so that nothing but a lack of answers were seen."""
     if not behind.url.startswith("az"):
         pytest.skip("the package of gs:// repeats a request six times by itself, which takes minutes")
     monkeypatch.setattr(stores, "TIMEOUT", 10.0)

@@ -207,7 +207,7 @@ def test_other_types_are_no_missing_text(tmp_path: Path, value: object) -> None:
 
 
 def test_a_column_that_no_row_has_is_named(tmp_path: Path) -> None:
-    """And soon, in a large file."""
+    """A large file is refused soon."""
     with pytest.raises(DataError, match=r"line 1: there is no 'text' .*; did you mean 'txt'"):
         read(_jsonl(tmp_path / "a.jsonl", [{"txt": "a"}] * 3))
     large = _jsonl(tmp_path / "b.jsonl", [*[{"txt": "a"}] * 2000, {"text": 3}])

@@ -86,7 +86,7 @@ def test_no_byte_is_fetched_twice(
 
 
 def test_a_file_that_is_replaced_is_noticed(hub: Hub) -> None:
-    """Whatever the hub's file system remembers: the same size, in another thread, in a folder that was listed."""
+    """The hub's file system may remember it: the same size, in another thread, in a folder that was listed."""
     (file, _) = stores.listed(f"{SET}/train/*.txt")
     for number in range(6):
         hub.revisions["main"]["train/a.txt"] = b"Main %d.\n" % number

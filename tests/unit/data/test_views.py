@@ -117,7 +117,7 @@ def test_passages_are_documents_or_their_runs(monkeypatch: pytest.MonkeyPatch, l
 
 
 def test_a_group_of_passages_needs_the_shards_that_hold_it() -> None:
-    """Whatever the lengths of documents; each passage comes once an epoch."""
+    """Documents have any length; each passage comes once an epoch."""
     shards = _Shards([*[3] * 40, 300, *[20] * 30, 5, 900, *[2] * 50])
     size = 64
     shards.manifest.shard_tokens = size

@@ -1,4 +1,4 @@
-"""From which checkpoint a run continues, where a file system or a disk is not at its best."""
+"""Checkpoint from which a run continues, where a file system or a disk is not at its best."""
 
 from __future__ import annotations
 

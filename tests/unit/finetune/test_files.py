@@ -233,7 +233,7 @@ def test_real_files_keep_their_quotes(data_folder: Path) -> None:
 
 @pytest.mark.parametrize("space", [" ", "\u00a0", "  "])
 def test_spaces_around_a_label_are_no_part_of_it(tmp_path: Path, space: str) -> None:
-    """Nor around the names of columns, an index, or a score; texts stay as they are."""
+    """The same holds of names of columns, an index or a score; texts stay as they are."""
     write(tmp_path, "sst2", "train", f"good \t1{space}", f" bad\t{space}0")
     path = tmp_path / "SST-2" / "train.tsv"
     path.write_text(path.read_text(encoding="utf-8").replace("label", f"label{space}"), encoding="utf-8")

@@ -54,7 +54,7 @@ def test_a_tied_tensor_is_read_under_either_name(family: str, tmp_path: Path) ->
 
 
 def test_an_untied_matrix_is_no_word_embedding(tmp_path: Path) -> None:
-    """And the refusal does not advise to train on random weights."""
+    """The refusal does not advise to train on random weights."""
     _write("bert", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))

@@ -49,7 +49,7 @@ def test_a_missed_bound_is_a_failure_and_its_output_is_kept(checkout: Path) -> N
 def test_a_failure_without_a_result_leaves_the_page_of_another_machine(
     checkout: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such as `capt bench gpu` where there is no GPU."""
+    """An example is `capt bench gpu` without a GPU."""
     out, path = checkout / "docs", checkout / "tests/benchmarks/bench_card.py"
     path.write_text("print('{\"ms\": 1}')\n")
     assert run_benchmarks(find_benchmarks(["card"], checkout), out) == 0

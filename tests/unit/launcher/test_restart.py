@@ -1,4 +1,4 @@
-"""With which arguments a job is started again, and from which checkpoint."""
+"""Arguments with which a job is started again, and its checkpoint."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_what_is_kept_of_a_parameter_at_each_stage(stage: int, states: float) ->
 
 
 def test_weights_are_shared_at_the_last_stage() -> None:
-    """But for those that DeepSpeed keeps gathered."""
+    """Weights that DeepSpeed keeps gathered are not."""
     theirs = DeepSpeedZeroConfig(stage=3)
     assert theirs.reduce_bucket_size == STAGE_3_BUCKET
     assert theirs.max_live_parameters + theirs.prefetch_bucket_size == STAGE_3_LIVE

@@ -110,7 +110,7 @@ def _normalizers(name: str) -> tuple[normalizers.Normalizer, sentencepiece.Sente
 
 @pytest.mark.parametrize("name", ["nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf"])
 def test_every_character_is_normalised_as_sentencepiece_does(name: str) -> None:
-    """And once is enough: what a vocabulary is trained on stays as it is."""
+    """Once is enough: what a vocabulary is trained on stays as it is."""
     ours, theirs = _normalizers(name)
     characters = [c for c in map(chr, range(1, 0x30000)) if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
     other = {}

@@ -129,7 +129,7 @@ def test_the_micro_batch_is_nothing_to_the_gradient(folder: Path, references: An
 
 
 def test_the_bound_notices_a_contrast_of_each_micro_batch(references: Any) -> None:
-    """And one of mismatched pairs left out."""
+    """Mismatched pairs left out are noticed too."""
     whole, matched, apart = (reference["gradients"] for reference in references)
     assert relative(apart[0], whole[0]) > 1e-2
     assert relative(matched[0], whole[0]) > 1e-2

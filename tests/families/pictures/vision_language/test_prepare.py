@@ -189,7 +189,7 @@ def test_inputs_are_described_without_reading_them(tmp_path: Path) -> None:
 
 
 def test_sentences_are_encoded_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same arrays: all together, nine million sentences are objects of many gigabytes."""
+    """The arrays are the same; all together, nine million sentences are objects of many gigabytes."""
     folder = prepare(_job(tmp_path)).train.folder
     whole = {path.name: np.load(path) for path in folder.glob("*.npy")}
     shutil.rmtree(folder)

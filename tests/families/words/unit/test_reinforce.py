@@ -126,7 +126,7 @@ def test_the_mean_of_all_draws_would_be_noticed_as_biased() -> None:
 
 
 def test_draws_that_earn_the_same_have_no_gradient_at_all() -> None:
-    """Not even that of rounding, which Adam would make a full step of."""
+    """Rounding leaves none either, of which Adam would make a full step."""
     coefficients = torch.rand(500, 1).expand(-1, 5)
     assert not score_gradient(coefficients).any()
 

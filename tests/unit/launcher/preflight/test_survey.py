@@ -96,7 +96,7 @@ def test_a_folder_is_listed_only_where_a_file_is_not_seen_at_once(
 
 
 def test_hosts_that_do_not_answer_are_left_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one after the other: of 128 behind a switch that fails each is given two seconds to end."""
+    """They end together: of 128 behind a switch that fails each is given two seconds to end."""
     monkeypatch.setattr(room, "_LOGIN", 0.5)
     begun = time.monotonic()
     found = ask(folder, *(f"silent-{number}" for number in range(6)))

@@ -110,7 +110,7 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_name_that_no_store_can_hold_is_found_at_once(tmp_path: Path) -> None:
-    """And not after hours, when its picture is reached."""
+    """The search does not wait hours until its picture is reached."""
     (tmp_path / "two\nlines.png").write_bytes(b"x")
     with pytest.raises(DataError, match=r"two.*lines\.png: 'two\\nlines' is not a name for a picture.*; rename"):
         find_pictures([tmp_path], "stem", Damage(skip=True))
