@@ -108,7 +108,7 @@ class Picture(NamedTuple):
 
 
 def feature_differences(a: Mapping[str, Any], b: Mapping[str, Any], most: int = 3) -> str:
-    """In what two stores' ``features_of`` differ: the first ``most`` keys with the values of both; empty if in nothing.
+    """Differences of two stores' ``features_of``: the first ``most`` keys with the values of both; empty if none.
 
     Keys of nested mappings are joined by dots. A key that one of them lacks counts as None.
     """
