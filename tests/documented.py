@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -13,6 +17,15 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name not in ("benchmarks", "results")]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 SHELL = ("sh", "bash", "console", "shell")
+STARTS = ("pretrain", "resume", "finetune", "sweep")  # by --dry-run: it merges, checks and plans the whole job
+OF_FAMILIES = re.compile(
+    r"(?<![\w-])(capt (regions|latent|embeddings|predictions) |capt sweep (latent_|vqa)|(ace|ptb|yahoo|yelp)/"
+    r"|capt_vl|lxmert|(runs/)?(vqa|gqa|nlvr2?) |words\.|runs/(words|ace|ptb_vae|latent_table1) |\$run )"
+)
+"""What commands of pictures, latent variables and words have, and no other."""
+
+Makers = Mapping[str, tuple[str, list[str]]]
+"""A word of a command -> the folder that it needs, and the command that makes it."""
 
 
 def blocks(page: Path, *languages: str) -> Iterator[str]:
@@ -52,3 +65,68 @@ def capt_commands(page: Path) -> Iterator[list[str]]:
             yield command[1:]
         elif command[0] == "docker" and "capt" in command:
             yield command[command.index("capt") + 1 :]
+
+
+def shown(*, of_families: bool) -> list[str]:
+    """The commands of all pages, each once: those of the core, or of families."""
+    # tests/e2e/test_papers.py runs those of papers.md, one after the other.
+    found = dict.fromkeys(
+        shlex.join(command) for page in OURS if page.name != "papers.md" for command in commands(page)
+    )
+    return [command for command in found if (OF_FAMILIES.search(_plain(command)) is not None) == of_families]
+
+
+def _plain(command: str) -> str:
+    return " ".join(shlex.split(command)) + " "
+
+
+def reason_of(command: str, not_run: Mapping[str, str]) -> str | None:
+    """Why a command is not run, by its beginning."""
+    return next((why for start, why in not_run.items() if _plain(command).startswith(start)), None)
+
+
+def require_reasons(commands: Collection[str], not_run: Mapping[str, str], unused: Collection[str] = ()) -> None:
+    """Every reason is that of a command that a page shows, but for ``unused``, and names tests that are there."""
+    idle = [start for start in not_run if not any(_plain(command).startswith(start) for command in commands)]
+    assert set(idle) <= set(unused), "no page shows these any more"
+    for why in not_run.values():
+        for word in why.replace(";", " ").replace(",", " ").split():
+            assert not word.startswith("tests/") or (ROOT / word).exists(), why
+
+
+def run_shown(
+    command: str, smaller: Mapping[str, str], made_by: Makers, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Run a ``capt`` command of a page in the working folder, with some of its words made smaller."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO("A line of text.\n"))
+    words = [smaller.get(word, word) for word in shlex.split(command)[1:]]
+    _make_what(words, made_by)
+    if words[0] == "convert":  # another command may have needed it before
+        shutil.rmtree(words[2], ignore_errors=True)
+    if words[0] in STARTS:
+        words += ["--dry-run"] if "--dry-run" not in words else []
+        words += ["run.dir=runs/new"] if words[0] in ("pretrain", "finetune") else []
+    capsys.readouterr()
+    code = _exit_code(words)
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert captured.out.strip() or captured.err.strip(), "it said nothing"
+
+
+def _make_what(words: list[str], made_by: Makers) -> None:
+    """Make what a command needs, and what that needs."""
+    for folder, makes in (made_by[word] for word in words if word in made_by):
+        if not Path(folder).exists() and words[:2] != makes[:2]:
+            _make_what(makes, made_by)
+            assert _exit_code(makes) == 0
+
+
+def _exit_code(words: list[str]) -> object:
+    from capt.launcher.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code

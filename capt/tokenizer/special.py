@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Encoding, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from capt.pretrain.base.errors import DataError
 
@@ -110,7 +110,11 @@ def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -
     tokenizer.encode_special_tokens = True
 
     def taken() -> list[str]:
-        return [name for name, i in names.items() if _is_taken(tokenizer, name, i)]
+        # Alone, and within a text, where a space before it may be part of the piece. One call, for there are hundreds.
+        cases = [(name, i, text) for name, i in names.items() for text in (name, f"a{name} {name}")]
+        encoded = tokenizer.encode_batch([text for *_, text in cases], add_special_tokens=False)
+        found = {name for (name, i, text), each in zip(cases, encoded, strict=True) if _has(name, i, text, each)}
+        return [name for name in names if name in found]
 
     if not (wrong := taken()):
         return
@@ -135,13 +139,10 @@ def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -
         logger.warning("%s: the text %s is taken for the special token of this name", where, " and ".join(still))
 
 
-def _is_taken(tokenizer: Tokenizer, name: str, token: int) -> bool:
-    """Return whether the text ``name`` becomes the one token ``token``."""
-    # Alone, and within a text, where a space before it may be part of the piece.
-    texts = (name, f"a{name} {name}")
-    return any(
+def _has(name: str, token: int, text: str, encoded: Encoding) -> bool:
+    """Return whether ``token`` is that of ``name`` in a text."""
+    return token in encoded.ids and any(
         i == token and text[start:end].strip() == name
-        for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True)
         for i, (start, end) in zip(encoded.ids, encoded.offsets, strict=True)
     )
 

@@ -64,6 +64,7 @@ def _run(
             return real_step(self, engines, batch, progress)
 
         ToyTask.step = step  # type: ignore[method-assign]
+    storage.free_bytes = lambda location: 1 << 40  # else a nearly full disk decides what is kept
     if fault:
         _break(fault, Path(mapping["checkpoint"]["local"]["dir"]))
     job = job_from_mapping(mapping, "test")
@@ -88,7 +89,6 @@ def _break(fault: str, first: Path) -> None:
     if fault == "room":
         storage.free_bytes = lambda location: 1000
     if fault == "growing":
-        storage.free_bytes = lambda location: 1 << 40
         ToyTask.state_bytes = lambda self: 1 << 41  # type: ignore[attr-defined]
     if fault == "soon":
         saving._FIRST = 3

@@ -1,9 +1,11 @@
-"""Every command that the documentation shows is run in small, started dry, or listed below with the reason why not."""
+"""Every command that the documentation shows is run in small, started dry, or listed below with the reason why not.
+
+Those of pictures, latent variables and words: tests/families/test_documented_commands.py.
+"""
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import shlex
 import shutil
@@ -13,21 +15,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from capt.launcher.cli import main
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.run import run_job
-from tests.documented import OURS, ROOT, blocks, commands
-from tests.families.words.unit.runs import make_run, tables
+from tests.documented import ROOT, blocks, reason_of, require_reasons, run_shown, shown
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.language import language_mapping, write_corpus
-from tests.latent import small_job, write_text
 from tests.support import run_ranks
 
 pytestmark = pytest.mark.timeout(600)
 
-STARTS = ("pretrain", "resume", "finetune", "sweep")  # by --dry-run: it merges, checks and plans the whole job
 SMALLER = {"50265": "370", "step-00000200": "step-00000002", "/shared/runs/large": "runs/large", "128": "16"}
-SMALLER |= {"--pictures=2000": "--pictures=60", "sentence-transformers/all-MiniLM-L6-v2": "exported-st"}
+SMALLER |= {"sentence-transformers/all-MiniLM-L6-v2": "exported-st"}
 """Words of the commands that are made smaller, or moved, for the small world of this test."""
 
 SMALL_MIXTURE = """base: capt_tiny
@@ -38,8 +36,6 @@ schedule: {max_steps: 40, warmup_steps: 4}"""
 
 TOKENIZER = ["tokenizer", "train", "my.txt", "--out", "tok", "--vocab-size", "370", "--type", "bpe"]
 SHARDS = ["data", "prepare", "capt_small", "data.files=my.txt", "tokenizer.path=tok", "--out", "shards"]
-MICROWORLD = ["regions", "microworld", "--out", "world", "--pictures", "60"]
-IMPORT = ["regions", "import", "world/pictures/train.tsv", "--out", "store"]
 EXPORT = ["convert", "runs/first", "exported-st", "--to", "sentence-transformers"]
 INDEX = ["search", "build", "documents", "--model", "exported-st", "--out", "index"]
 MADE_BY = {
@@ -47,14 +43,8 @@ MADE_BY = {
     "tokenizer.path=tok": ("tok", TOKENIZER),
     "shards/train": ("shards", SHARDS),
     "data.shards=shards": ("shards", SHARDS),
-    "world/pictures/train.tsv": ("world", MICROWORLD),
-    "store": ("store", IMPORT),
-    "data.regions=store": ("store", IMPORT),
     "exported-st": ("exported-st", EXPORT),
     "index": ("index", INDEX),
-    "words.txt": ("words.txt", ["convert", "runs/words", "words.txt", "--to", "word2vec"]),
-    "model.init=words.txt": ("words.txt", ["convert", "runs/words", "words.txt", "--to", "word2vec"]),
-    "words.bin": ("words.bin", ["convert", "runs/words", "words.bin", "--to", "gensim"]),
     "runs/first/export/st": ("runs/first/export/st", [*EXPORT[:2], "runs/first/export/st", *EXPORT[3:]]),
 }
 """A word of a command -> the folder that it needs, and the command that makes it."""
@@ -138,33 +128,14 @@ NOT_RUN = {
     "capt sweep my_sweep.yaml --resume": "continues a sweep that has run; tests/sweep/test_sweep.py",
     "capt sweep my_sweep.yaml --address": "needs a Ray cluster; tests/sweep/test_sweep.py",
     "capt report runs/glue": "needs a sweep that has run; tests/unit/report",
-    "python -c from transformers": "needs the hub; tests/families/pictures/lxmert/test_read.py",
     "python -m tests.studies.papers": "needs two sweeps that have run; tests/e2e/test_papers.py",
     "capt report runs/sweep": "needs a sweep that has run; tests/unit/report",
-    "capt report runs/latent_table1": "needs a sweep that has run; tests/families/latent/unit",
     "capt glue-submission": "needs a sweep over eight tasks; tests/e2e/test_glue.py",
-    "capt evaluate $run": "a loop over trials of a sweep that has run; tests/families/latent/unit/test_evaluate.py",
-    "capt regions import train2014": "needs LXMERT's feature files; the same as of the microworld's, which is run",
-    "capt regions extract": "needs models of vision; tests/families/pictures/regions/extract",
-    "capt regions inspect store_detr": "needs a store that a detector made; tests/families/pictures/regions",
-    "capt pretrain capt_vl data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
-    "capt pretrain lxmert data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
     "capt finetune rte model.init=runs/first model.lora": "needs peft, the extra lora; tests/e2e/test_labels.py",
-    "capt finetune vqa data.regions": "needs the files of VQA v2; tests/families/pictures/visual",
-    "capt finetune vqa model.init": "needs a run of capt_vl; tests/families/pictures/visual",
-    "capt finetune gqa": "needs the files of GQA; tests/families/pictures/visual",
-    "capt finetune nlvr": "needs the files of NLVR; tests/families/pictures/visual",
     "capt evaluate runs/mine": "needs a fine-tuned run; tests/e2e/test_labels.py",
-    "capt evaluate runs/vqa": "needs a fine-tuned run; tests/families/pictures/visual",
-    "capt evaluate runs/nlvr2": "needs a fine-tuned run; tests/families/pictures/visual",
     "capt predict runs/mine": "needs a fine-tuned run; tests/e2e/test_labels.py",
     "capt predict export/mine": "needs a fine-tuned run; tests/unit/finetune/test_predict.py",
-    "capt predict runs/vqa": "needs a fine-tuned run; tests/families/pictures/e2e/test_visual.py",
-    "capt predictions check": "needs a result file; tests/families/pictures/visual",
-    "capt sweep vqa": "needs the files of VQA v2; tests/families/pictures/visual",
-    "capt convert runs/capt_vl": "needs a run of capt_vl; tests/parity",
     "capt convert runs/mine": "needs a fine-tuned run; tests/e2e/test_labels.py",
-    "capt convert runs/vqa": "needs a fine-tuned run; tests/parity",
     "deepspeed": "starts ssh; its arguments are parsed in tests/unit/test_docs.py, tests/multihost runs it",
     "torchrun": "tests/unit/launcher/test_torchrun.py",
     "apptainer": "needs Apptainer; tests/unit/test_docker.py",
@@ -189,18 +160,8 @@ NOT_RUN = {
 }
 """The beginning of each command that is not run -> why, and what tests the same."""
 
-SHOWN = list(
-    # tests/e2e/test_papers.py runs those of papers.md, one after the other.
-    dict.fromkeys(shlex.join(command) for page in OURS if page.name != "papers.md" for command in commands(page))
-)
-
-
-def _reason(command: str) -> str | None:
-    plain = " ".join(shlex.split(command)) + " "
-    return next((why for start, why in NOT_RUN.items() if plain.startswith(start)), None)
-
-
-RUN = [command for command in SHOWN if _reason(command) is None]
+SHOWN = shown(of_families=False)
+RUN = [command for command in SHOWN if reason_of(command, NOT_RUN) is None]
 
 
 def _language_run(folder: Path) -> None:
@@ -208,8 +169,7 @@ def _language_run(folder: Path) -> None:
     run_job(job_from_mapping(language_mapping(folder, run={"dir": str(folder / "runs/first")}, **changes), "test"))
 
 
-def _other_runs(folder: Path) -> None:
-    run_job(small_job("vae", folder / "PTB", folder / "runs/ptb_vae", "schedule.max_steps=2", "validate.every=0"))
+def _finetuned_run(folder: Path) -> None:
     glue = {"data": {"path": str(folder / "GLUE")}, "model": {"init": str(folder / "roberta-base-folder")}}
     mapping = glue_mapping(folder, run={"dir": str(folder / "runs/rte")}, schedule={"epochs": 1}, **glue)
     run_job(job_from_mapping({**mapping, "batch": {"global": 8, "micro": 8}}, "test"))
@@ -227,10 +187,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(text, folder / "held_out.txt")
     rows = [json.dumps({"body": line}) for line in text.read_text().split("\n\n")]
     (folder / "news.jsonl").write_text("\n".join(rows))
-    for name in ("PTB", "yahoolike", "yelplike"):
-        write_text(_folder(folder / name))
-    with (folder / "PTB/toy.train.txt").open("a") as train:
-        train.write("prices fell\nthe board approved the plan\nthe company said it expects a profit\n" * 3)
     (folder / "configs").symlink_to(ROOT / "configs")
     for task in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"):
         write_task(folder / "GLUE", task)
@@ -245,7 +201,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for home in (_folder(folder / "STS-B"), _folder(folder / "glue/STS-B")):
         (home / "sts-test.csv").write_text(pairs)
     _pairs(folder)
-    _words(folder)
     hosts = "node-1 slots=8\nnode-2 slots=8\n"
     (folder / "hosts").write_text(hosts)
     (folder / "HOSTS").write_text(hosts)
@@ -263,7 +218,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (folder / "my_sweep.yaml").write_text(yaml.safe_dump(sweep))
     run_ranks(_language_run, 1, folder)
-    run_ranks(_other_runs, 1, folder)
+    run_ranks(_finetuned_run, 1, folder)
     shutil.copytree(folder / "runs/first", folder / "runs/quickstart", symlinks=True)
     return folder
 
@@ -291,29 +246,14 @@ def _pairs(folder: Path) -> None:
     (_folder(folder / "sts") / "test.tsv").write_text(f"sentence1\tsentence2\tscore\n{texts[0]}\tA stone.\t3\n")
 
 
-def _words(folder: Path) -> None:
-    """Runs of word embeddings, one of them with a generator, a set of word pairs and a file of analogies."""
-    words = ("river", "stone", "queen", "king", "man", "woman")
-    make_run(folder / "runs/words", {"discriminator": tables(1, words=len(words))}, words)
-    with_generator = {"discriminator": tables(1), "generator": tables(2)}
-    make_run(folder / "runs/ace", with_generator)
-    (_folder(folder / "wordsim") / "EN-RG-65.txt").write_text("river\tstone\t1\nking\tqueen\t9\nman\tking\t5\n")
-    (folder / "questions-words.txt").write_text(": family\nman king woman queen\n")
-
-
 def _folder(path: Path) -> Path:
     path.mkdir(parents=True)
     return path
 
 
 def test_every_command_is_run_or_has_a_reason() -> None:
-    plain = [" ".join(shlex.split(command)) + " " for command in SHOWN]
-    idle = [start for start in NOT_RUN if not any(command.startswith(start) for command in plain)]
-    assert set(idle) <= {"capt bench", "torchrun", "pip"}, "no page shows these any more"
+    require_reasons(SHOWN, NOT_RUN, {"capt bench", "torchrun", "pip"})
     assert {shlex.split(command)[0] for command in RUN} == {"capt", "make"}, "a program without an entry in NOT_RUN"
-    for why in NOT_RUN.values():
-        for word in why.replace(";", " ").replace(",", " ").split():
-            assert not word.startswith("tests/") or (ROOT / word).exists(), why
 
 
 @pytest.mark.parametrize("command", [command for command in RUN if command.startswith("make ")])
@@ -327,32 +267,4 @@ def test_command(
     command: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(world)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("sys.stdin", io.StringIO("A line of text.\n"))
-    words = [SMALLER.get(word, word) for word in shlex.split(command)[1:]]
-    _make_what(words)
-    if words[0] == "convert":  # another command may have needed it before
-        shutil.rmtree(words[2], ignore_errors=True)
-    if words[0] in STARTS:
-        words += ["--dry-run"] if "--dry-run" not in words else []
-        words += ["run.dir=runs/new"] if words[0] in ("pretrain", "finetune") else []
-    capsys.readouterr()
-    code = _exit_code(words)
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    assert captured.out.strip() or captured.err.strip(), "it said nothing"
-
-
-def _make_what(words: list[str]) -> None:
-    """Make what a command needs, and what that needs."""
-    for folder, makes in (MADE_BY[word] for word in words if word in MADE_BY):
-        if not Path(folder).exists() and words[:2] != makes[:2]:
-            _make_what(makes)
-            assert _exit_code(makes) == 0
-
-
-def _exit_code(words: list[str]) -> object:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return end.value.code
+    run_shown(command, SMALLER, MADE_BY, monkeypatch, capsys)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from capt.launcher.commands import options as o
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, quoted
 
 
 def register(app: typer.Typer) -> None:
@@ -171,7 +171,11 @@ def shrink(
         return (text for path in files for _, text in read_documents(path))
 
     found = shrink_model(model, out, layers=kept, texts=texts if files else None, number=keep, overwrite=overwrite)
-    o.answer(found.to_json(), lambda: "\n".join([str(out), *found.lines()]), json=json)
+    following = [
+        f"next: capt encode TEXTS --model {quoted(model)} --out VECTORS",
+        f"next: capt pretrain capt_distil model.init={quoted(out)} data.files=TEXTS distillation.vectors=VECTORS",
+    ]
+    o.answer(found.to_json(), lambda: "\n".join([str(out), *found.lines(), *following]), json=json)
 
 
 def neighbors(

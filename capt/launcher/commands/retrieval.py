@@ -137,6 +137,26 @@ def encode(
             f"{each['source']} ({each['role']}): {each['texts']:,} texts, {each['encoded']:,} encoded now, "
             f"{each['dimension']} dimensions in {each['folder']}"
         )
+    o.say(f"next: {_use_of(result['sources'], model, out, role, encoder, vectors.dtype)}")
+
+
+def _use_of(
+    sources: Sequence[Mapping[str, Any]], model: Path, out: str, role: str, encoder: EncoderOptions, dtype: str
+) -> str:
+    """The command that uses the vectors: a student's training, or of a collection and of coarse ones an evaluation."""
+    collections = [each["source"] for each in sources if each["role"] != role]
+    if not collections and role != "query" and dtype in ("fp32", "fp16"):
+        first = sources[0]["source"]
+        texts = first if len(sources) == 1 and not Path(first).is_dir() else "TEXTS"
+        student = f"capt pretrain capt_distil model.init=STUDENT data.files={quoted(texts)}"
+        return f"{student} distillation.vectors={quoted(sources[0]['folder'])}"
+    # Vectors of other options are others, which would be encoded anew.
+    options = {**asdict(encoder), "dtype": None if dtype == "fp32" else dtype}
+    words = [
+        word for name, each in options.items() if each is not None for word in (f"--{name.replace('_', '-')}", each)
+    ]
+    searched = collections[0] if collections else "FOLDER"
+    return " ".join(map(quoted, ["capt", "evaluate", model, "--retrieval", searched, "--store", out, *words]))
 
 
 def _model_and_texts(named: list[str], model: Path | None, text: list[str]) -> tuple[Path, list[str]]:

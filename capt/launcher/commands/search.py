@@ -174,7 +174,7 @@ def measure_search(
     from capt.pretrain.retrieval.index_measure import measure_index
 
     result = measure_index(SearchIndex.open(index, model), questions, _reranker(rerank))
-    o.answer(result, lambda: sections_as_text(result, "index", ".4f"), json=json)
+    o.answer(result, lambda: sections_as_text(result, "index:", ".4f"), json=json)
 
 
 @app.command("export", epilog="\b\nExample: capt search export index --out exported-index --to parquet")

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean, quoted, shown
 from capt.pretrain.base.files import read_text
@@ -281,7 +282,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         (each for each in unknown if each["loc"][-1] not in _keys_at(cls, [str(part) for part in each["loc"][:-1]])),
         problems[0],
     )
-    location = [str(part) for part in problem["loc"] if not _TYPE.search(str(part))]
+    location = _location(problem)
     key = ".".join(part[:100] for part in location) or "configuration"
     if problem["type"] == "extra_forbidden":
         # The key exists, in the section of another kind, as of another task.
@@ -306,7 +307,41 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         return f"{key}: {shown(value)}: it is a section; set a key of it, such as {key}.{_keys_at(cls, location)[0]}"
     if problem["type"] == "json_invalid":
         return f"{key}: {message[0].lower()}{message[1:]}"
-    return f"{key}: {shown(value)}: {message[0].lower()}{message[1:]}"
+    # Of a key that takes values of several types, pydantic tells a problem for each of them.
+    alike = [each for each in problems if _location(each) == location]
+    messages = [each["msg"].removeprefix("Value error, ") + _other_bounds(cls, location, each) for each in alike]
+    expected = " or ".join(dict.fromkeys(f"{each[0].lower()}{each[1:]}" for each in messages))
+    return f"{key}: {shown(value)}: {expected.replace(' or input should be ', ' or ')}"
+
+
+def _location(problem: Any) -> list[str]:
+    return [str(part) for part in problem["loc"] if not _TYPE.search(str(part))]
+
+
+_BOUNDS = {
+    "gt": "greater than", "ge": "greater than or equal to", "lt": "less than", "le": "less than or equal to",
+}  # fmt: skip
+
+
+def _other_bounds(cls: type[BaseModel], location: Sequence[str], problem: Any) -> str:
+    """Say the other bounds of a number that is beyond the one that ``problem`` names; nothing where it has none."""
+    passed = {name: problem.get("ctx", {}).get(name) for name in _BOUNDS}
+    names = [part for part in location if not part.isdecimal()]  # without the number of an entry in a list
+    for model in _models_at(cls, names[:-1]):
+        for name, field in model.model_fields.items():
+            for kinds in _kinds_in(field.annotation, field.metadata) if names[-1:] in ([name], [field.alias]) else ():
+                bounds = {b: value for each in kinds for b in _BOUNDS if (value := getattr(each, b, None)) is not None}
+                if any(b in bounds and bounds[b] == value for b, value in passed.items()):
+                    others = [f"{_BOUNDS[b]} {value}" for b, value in bounds.items() if passed[b] is None]
+                    return "".join(f" and {each}" for each in others)
+    return ""
+
+
+def _kinds_in(annotation: Any, metadata: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield what is said of each of the types that a field takes."""
+    yield [part for each in metadata for part in (each.metadata if isinstance(each, FieldInfo) else [each])]
+    for argument in get_args(annotation):
+        yield from _kinds_in(argument, getattr(argument, "__metadata__", ()))
 
 
 def _required_below(cls: type[BaseModel], location: Sequence[str]) -> list[str]:

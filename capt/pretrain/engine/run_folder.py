@@ -371,8 +371,9 @@ def sections_as_text(result: Mapping[str, Any], of: str = "checkpoint", number: 
         for name in dict.fromkeys(name for values in poolers.values() for name in values):
             lines.append(f"  {name:<28}" + "".join(f"{values[name]:>12{number}}" for values in poolers.values()))
         for name, found in section.get("differences", {}).items():
-            interval = "none" if found["low"] is None else f"{found['low']:+{number}} to {found['high']:+{number}}"
-            lines.append(f"  {name:<28}{found['difference']:>+12{number}}  95% {interval}, p {found['p']:.4f}")
+            low, high = found["low"], found["high"]
+            interval = "no 95% interval" if low is None else f"95% {low:+{number}} to {high:+{number}}"
+            lines.append(f"  {name:<28}{found['difference']:>+12{number}}  {interval}, p {found['p']:.4f}")
     return "\n".join(lines)
 
 

@@ -210,15 +210,17 @@ def split_pairs(pairs: PlacedPairs, fraction: float) -> Iterator[tuple[str, Pair
 
 def report(rows: SourceRows, record: RowsRecord) -> None:
     """Log how many pairs there are, how long their texts are, and what was found in them."""
+    sides = {"query": rows.queries, "document": rows.documents}
+    # Texts alone are on both sides; of other prompts or limits there they are other inputs, if both are encoded.
+    if rows.is_alone or (rows.is_one_column and rows.queries.mean_length == rows.documents.mean_length):
+        sides = {"text": rows.documents}
     # Of the texts that are cut, the longest is as long as the limit.
-    sides = (("query", "query_length", rows.queries), ("document", "document_length", rows.documents))
-    notes = "".join(
-        f"; {counted(texts.cut, noun)} cut to {texts.longest} tokens (data.sequence_length, or {key} of a side)"
-        for noun, key, texts in sides
+    notes = [
+        f"; {counted(texts.cut, noun)} cut to {texts.longest} tokens (data.sequence_length"
+        + (")" if noun == "text" else f", or {noun}_length of a side)")
+        for noun, texts in sides.items()
         if texts.cut
-    )
-    logger.info(
-        "source %s: %s, %.1f tokens a query, %.1f a document%s",
-        *(rows.source.name, counted(len(rows), "pair"), rows.queries.mean_length, rows.documents.mean_length),
-        notes,
-    )
+    ]
+    lengths = ", ".join(f"{texts.mean_length:.1f} tokens a {noun}" for noun, texts in sides.items())
+    count = counted(len(rows), "text" if "text" in sides else "pair")
+    logger.info("source %s: %s, %s%s", rows.source.name, count, lengths, "".join(notes))

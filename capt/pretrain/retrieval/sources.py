@@ -66,7 +66,7 @@ class SourceOptions:
 
 
 def find_sources(sources: Sequence[str], apart: Path | None = None) -> list[TextFile]:
-    """The files of documents that paths, folders, patterns and addresses in a store name, each once.
+    """The files of documents that paths, folders, patterns and addresses in a store name, each once by whatever name.
 
     Of a folder these are its files of text, HTML and tables, in the folders below as well but for hidden ones; of a
     BEIR folder the corpus.
@@ -78,14 +78,15 @@ def find_sources(sources: Sequence[str], apart: Path | None = None) -> list[Text
     Raises:
         DataError: one of them names no file.
     """
-    files: dict[TextFile, None] = {}
+    files: dict[TextFile, TextFile] = {}
     for source in sources:
         found = _in_store(source) if is_url(source) else _here(Path(source).expanduser(), apart)
         if not found:
             known = ", ".join(_known())
             raise DataError(f"{source}: no file of documents in it; known: {known}, and .gz and .zst of text")
-        files.update(dict.fromkeys(found))
-    return list(files)
+        for file in found:
+            files.setdefault(file.resolve() if isinstance(file, Path) else file, file)
+    return list(files.values())
 
 
 def read_sources(files: Sequence[TextFile], options: SourceOptions) -> Iterator[SourceDocument]:
@@ -167,8 +168,9 @@ def _documents_of(path: TextFile, raw: BufferedReader, options: SourceOptions) -
         if options.column not in cells:
             has = ", ".join(shown(key, 40) for key in list(cells)[:10]) or "nothing"
             raise DataError(f'{where}: no "{options.column}"; name the column with the text (--text-column) of {has}')
-        # A cell of null has no text, as a blank one.
-        row = {**cells, options.column: ""} if options.column in cells and not cells[options.column] else cells
+        # A cell of null or of NaN, which is not itself, has no text, as a blank one.
+        cell = cells[options.column]
+        row = {**cells, options.column: ""} if cell is None or cell != cell else cells
         given, text = document_row(where, row, options.column)
         fields = {
             key: str(value).lower() if isinstance(value, bool) else str(value)  # as JSON has true and false

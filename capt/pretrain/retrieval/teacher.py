@@ -29,6 +29,7 @@ from capt.pretrain.engine.task import Role
 from capt.pretrain.pairs.cells import DOCUMENT_IDS, id_of, text_of
 from capt.pretrain.pairs.distillation_config import PairDistillation
 from capt.pretrain.pairs.folders import corpus_texts, text_named
+from capt.pretrain.pairs.layout import ROLES
 from capt.pretrain.pairs.sources import EncodedTexts
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.store import IDENTITY, VectorIdentity, Vectors, VectorStore
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _COLUMNS = ("vector", "embedding", "vectors", "embeddings", "label", "labels")
 _TEXTS = ("text", "sentence", "sentence1", "anchor", "query", "document")
+_OF_PAIRS = frozenset(
+    name for role in ("query", "positive", "negative") for name in ROLES[role] if not name.endswith(("_id", "_ids"))
+)
 _AS_GIVEN = "as given"
 """The pooling of the vectors of a file, which says nothing of the model that made them."""
 _BATCH = 4096
@@ -326,11 +330,24 @@ def _of_table(path: Path, column: str | None) -> Iterator[_Row]:
     if chosen is None or chosen not in names:
         has = ", ".join(map(shown, names[:10]))
         raise DataError(f"{path}: no column of vectors among {has}: name it by distillation.vector_column")
-    texts = next((name for name in _TEXTS if name in names and name != chosen), None)
-    if texts is None:
-        raise DataError(f"{path}: no column of texts among {', '.join(map(shown, names[:10]))}: call it text")
+    texts = _text_column(path, [name for name in names if name != chosen], "call it text")
     for place, _, row in table.rows:
         yield place, text_of(place, texts, row.get(texts)), _vector(place, chosen, row.get(chosen))
+
+
+def _text_column(path: Path, names: Sequence[str], remedy: str) -> str:
+    """The column of the texts that vectors are of. Raises ``DataError`` for none, or several of which none is text."""
+    has = ", ".join(map(shown, names[:10]))
+    found = [name for name in _TEXTS if name in names]
+    if not found:
+        raise DataError(f"{path}: no column of texts among {has}: {remedy}")
+    others = [name for name in names if name in _OF_PAIRS and name != found[0]]
+    if found[0] != "text" and others:
+        raise DataError(
+            f"{path}: {' and '.join(map(shown, (found[0], *others)))} are texts, and a vector is of one: call that one "
+            "text, and give the vectors of the others a table of their own (distillation.query_vectors)"
+        )
+    return found[0]
 
 
 def _vector(place: str, column: str, value: Any) -> Float[np.ndarray, " d"]:
@@ -389,10 +406,9 @@ def _named(path: Path, *, by_id: bool) -> Iterator[tuple[str, str]]:
         yield from ((f"{path}, line {number}", line.strip()) for number, line in enumerate(read_lines([path]), start=1))
     else:
         table = open_table(path)
-        wanted: Sequence[str] = DOCUMENT_IDS if by_id else _TEXTS
-        column = next((name for name in wanted if name in table.columns), None)
-        if column is None:
-            what = "ids" if by_id else "texts; ids need distillation.corpus"
-            raise DataError(f"{path}: no column of {what}: {', '.join(map(shown, table.columns[:10]))}")
+        if not by_id:
+            column = _text_column(path, table.columns, "call it text; ids need distillation.corpus")
+        elif (column := next((name for name in DOCUMENT_IDS if name in table.columns), "")) == "":
+            raise DataError(f"{path}: no column of ids: {', '.join(map(shown, table.columns[:10]))}")
         for place, _, row in table.rows:
             yield place, (id_of if by_id else text_of)(place, column, row.get(column))

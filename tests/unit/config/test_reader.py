@@ -103,6 +103,8 @@ def test_bases_that_multiply_are_bounded(tmp_path: Path) -> None:
         (["run.seed=9223372036854775808"], "run.seed: 9223372036854775808: a whole number is at most"),
         (["batch.global=1e12"], "batch.global: 1000000000000.0: input should be less than or equal to 2147483647"),
         (["model.hidden=1000000000001"], "model.hidden: 1000000000001: input should be less than or equal to 65536"),
+        (["data.validation_fraction=1"], "fraction: 1: input should be less than 1 and greater than or equal to 0"),
+        (["data.sequence_length=0"], "0: input should be greater than or equal to 8 and less than or equal to 1048576"),
         (["checkpoint.local.every=-1"], "checkpoint.local.every: -1: input should be greater than"),
         (["loader.workers=100000"], "less than or equal to 1024"),
         (["engine.timeout_minutes=1e300"], "less than or equal to 525600"),
@@ -130,3 +132,8 @@ def test_values_beyond_all_bounds_are_one_short_line(overrides: list[str], messa
     assert message in str(error.value)
     assert len(str(error.value)) < 600
     assert time.process_time() - begin < 3
+
+
+def test_a_key_of_several_types_names_what_each_of_them_takes() -> None:
+    with pytest.raises(ConfigError, match=r"input should be 'auto' or less than 1 and greater than or equal to 0$"):
+        load_job("capt_pairs", ["model.init=x", "data.files=y", "data.validation_fraction=1"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.shrink import shrink_model
+from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.export import command
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
@@ -245,7 +248,7 @@ def test_a_folder_of_sentence_transformers_keeps_its_modules(tmp_path: Path, fam
     assert few.tokenize(prompt) == small.tokenizer.tokenize(prompt)
 
 
-def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_left_out_is_refused(tmp_path: Path, capt: Callable[..., tuple[int, str, str]]) -> None:
     folder = write_encoder(tmp_path / "bert", "BertModel")
     modern = write_encoder(
         tmp_path / "modern", "ModernBertModel", num_hidden_layers=6, global_attn_every_n_layers=3, cls_token_id=2,
@@ -264,7 +267,13 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
     for source, options, message in refused:
         with pytest.raises(ConfigError, match=message):
             shrink_model(source, tmp_path / "out", **options)
-    shrink_model(folder, tmp_path / "export", layers=[0, 1])
+    code, said, _ = capt("shrink", folder, tmp_path / "export", "--layers", "0,1")
+    assert code == 0
+    offered = [shlex.split(line)[1:] for line in said.splitlines() if line.startswith("next: ")]
+    assert offered[0] == ["capt", "encode", "TEXTS", "--model", str(folder), "--out", "VECTORS"]
+    job = load_job("capt_distil", offered[1][3:])
+    assert isinstance(job, PairJob)
+    assert job.model.init == tmp_path / "export"
     with pytest.raises(ConfigError, match="is in it; give another folder"):
         shrink_model(tmp_path / "export", tmp_path / "export", layers=[0], overwrite=True)
     (tmp_path / "out").mkdir()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from capt.pretrain.contrast.precisions import VectorPrecision, precision_rows
 from capt.pretrain.pairs.config import PairContrast
 from capt.pretrain.pairs.distillation_config import PairDistillation
 from capt.pretrain.pairs.loss import PairTerm
@@ -88,6 +89,64 @@ def test_each_part_of_a_step_counts_by_its_share() -> None:
     assert term.queue is not None
     kept = term.queue.negatives([d])[term.queue.ids >= 0].double()
     assert torch.allclose(kept.sort(0).values, d[rows].sort(0).values, atol=1e-6), "documents of the contrast alone"
+
+
+def test_everything_at_once_is_the_sum_that_the_definitions_say() -> None:
+    """Precisions at two widths, hard negatives, a queue and a teacher's scores: the loss and its gradient, in loops."""
+    torch.manual_seed(2)
+    precisions: tuple[VectorPrecision, ...] = ("float", "int8", "binary")
+    of_precisions, widths, of_widths = (1.0, 0.5, 2.0), (6, 3), (1.0, 0.25)
+    section = PairContrast(
+        queue=8, mask_duplicates=True, precisions=precisions, precision_weights=of_precisions, matryoshka=widths,
+        matryoshka_weights=of_widths,
+    )  # fmt: skip
+    term = PairTerm(section, section.columns(6), 4, PairDistillation(weight=0.7, temperature=2.0))
+    queries, documents, hard, *earlier = (torch.randn(n, 6, dtype=torch.float64) for n in (4, 4, 5, 4, 4))
+    owners, ids, queued_ids, tau = [0, 0, 1, 2, 3], [0, 1, 2, 3], [20, 2, 21, 22], 0.2
+    taught, taught_hard = torch.randn(4), torch.randn(5)
+
+    def views(pooled: list[torch.Tensor], names: list[int], shift: int) -> PairViews:
+        s, d, h = (precision_rows(rows, precisions) for rows in pooled)
+        return PairViews(
+            s, d, torch.tensor(names), tau, negatives=h, negative_ids=torch.arange(10, 15) + shift,
+            owners=torch.tensor(owners), parts=(Part("contrast", 1.0, (0,), taught=1.0),), teacher=taught,
+            negative_teacher=taught_hard,
+        )  # fmt: skip
+
+    term.loss(views([earlier[1], earlier[0], hard], queued_ids, 30), step=0)
+    pooled = [rows.clone().requires_grad_() for rows in (queries, documents, hard)]
+    loss = term.loss(views(pooled, ids, 0), step=1)
+    loss.backward()
+
+    expected, gradients = 0.0, [torch.zeros_like(rows) for rows in pooled]
+    rounded = {
+        "float": lambda x: (x, torch.ones_like(x)),
+        "int8": lambda x: ((127 * x.tanh()).round(), 127 * (1 - x.tanh() ** 2)),
+        "binary": lambda x: (torch.where(x > 0, 1.0, -1.0).double(), 1 - x.tanh() ** 2),
+    }
+    for precision, of_precision in zip(precisions, of_precisions, strict=True):
+        values, slopes = zip(*(rounded[precision](rows) for rows in (queries, documents, hard)), strict=True)
+        leaves = [each.clone().requires_grad_() for each in values]
+        total = torch.zeros((), dtype=torch.float64)
+        for width, of_width in zip(widths, of_widths, strict=True):
+            s, d, h = (normalize(rows[:, :width], dim=1) for rows in leaves)
+            q = normalize(rounded[precision](earlier[0])[0][:, :width], dim=1)
+            for i in range(4):
+                others = [d[j] for j in range(4) if j != i]
+                old = [q[j] for j in range(4) if queued_ids[j] != ids[i]]
+                logits = torch.stack([d[i], *others, *h, *old]) @ s[i] / tau
+                contrast = logits.exp().sum().log() - logits[0]
+                own = [j for j in range(5) if owners[j] == i]
+                r = torch.log_softmax(torch.stack([d[i], *h[own]]) @ s[i] / tau, 0)
+                p = torch.softmax(torch.stack([taught[i], *taught_hard[own]]).double() / 2.0, 0)
+                total = total + of_precision * of_width * (contrast + 0.7 * (p * (p.log() - r)).sum()) / 4
+        total.backward()
+        expected += float(total.detach())
+        for sum_, leaf, slope in zip(gradients, leaves, slopes, strict=True):
+            sum_ += leaf.grad * slope
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-6)  # the queue and the teacher's scores are in fp32
+    for rows, gradient in zip(pooled, gradients, strict=True):
+        torch.testing.assert_close(rows.grad, gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_the_queue_holds_documents_alone() -> None:

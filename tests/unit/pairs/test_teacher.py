@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError
 from capt.pretrain.base.overlap import text_hash
-from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.load import job_from_mapping, load_job
 from capt.pretrain.config.retrieval import METRICS, RetrievalSection
 from capt.pretrain.contrast.teacher import cosine_distance_loss, listwise_loss, squared_distance_loss
 from capt.pretrain.pairs.config import PairJob
@@ -93,10 +93,15 @@ def test_a_text_alone_is_encoded_once_beside_its_vector(tmp_path: Path) -> None:
         np.testing.assert_array_equal(vector, _vector(tmp_path / "store", texts[tuple(ids.tolist())]))
 
 
-def test_a_text_alone_has_the_prompt_and_the_length_of_a_document(tmp_path: Path) -> None:
-    """The student reads it as the teacher did, and as the export will."""
+def test_a_text_alone_has_the_prompt_and_the_length_of_a_document(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The student reads it as the teacher did, and as the export will; of texts that are cut it is the number."""
     prompts = {"query": "q: ", "document": "the river: "}
-    task = _task(_mapping(tmp_path, data={"prompts": prompts, "query_length": 8}))
+    with caplog.at_level("INFO"):
+        task = _task(_mapping(tmp_path, data={"prompts": prompts, "query_length": 8, "sequence_length": 10}))
+    (said,) = (line for line in caplog.messages if " tokens a " in line)
+    assert said.endswith(": 54 texts, 16.0 tokens a text; 53 texts cut to 16 tokens (data.sequence_length)")
     documents = {tuple(ids) for ids in task.text_ids(every_text(tmp_path / "texts.jsonl"), "document")}
     (batch,) = task.step_assembler(8, 1, 1, 0)(0, 0)
     assert task.pools.alone is not None
@@ -234,7 +239,13 @@ def test_the_command_of_a_refusal_makes_the_store_whole(tmp_path: Path) -> None:
     half.write_text("\n".join(every_text(texts)[:30]) + "\n")
     runner = CliRunner()
     given = ["encode", str(half), "--model", str(teacher), "--out", str(tmp_path / "real"), "--length", "20"]
-    assert runner.invoke(app, given, catch_exceptions=False).exit_code == 0
+    done = runner.invoke(app, given, catch_exceptions=False)
+    assert done.exit_code == 0
+    offered = shlex.split(done.stdout.partition("next: ")[2])
+    assert offered[:3] == ["capt", "pretrain", "capt_distil"]
+    job = load_job("capt_distil", offered[3:])
+    assert isinstance(job, PairJob)
+    assert (job.data.files, job.distillation.vectors) == ([str(half)], *(tmp_path / "real").iterdir())
     mapping["distillation"]["vectors"] = str(tmp_path / "real")
     with pytest.raises(DataError) as caught:
         _task(mapping)
@@ -294,8 +305,9 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
     corpus = written("corpus.jsonl", [{"_id": str(i), "text": text} for i, text in enumerate(texts)])
     given: list[dict[str, Any]] = [
         {"vectors": written("table.jsonl", named)},
-        # A text that comes again with its vector, but for a rounding.
-        {"vectors": written("again.jsonl", [*named, {"text": texts[3], "label": (rows[3] * 1.001).tolist()}])},
+        # A text that comes again with its vector, but for a rounding; another column of texts is not read.
+        {"vectors": written("again.jsonl", [{"query": "x", **row} for row in [
+            *named, {"text": texts[3], "label": (rows[3] * 1.001).tolist()}]])},
         {"vectors": written("table.parquet", [{"sentence": r["text"], "of": r["label"]} for r in named]),
          "vector_column": "of"},
         {"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "texts.jsonl")},
@@ -327,6 +339,8 @@ def test_tables_and_arrays_are_stores(tmp_path: Path) -> None:
         ({"vectors": str(tmp_path / "rows.npy"), "ids": str(tmp_path / "objects.npy"), "corpus": corpus},
          "objects.npy: no array of numbers or texts"),
         ({"vectors": written("text.jsonl", [{"text": "x"}])}, "no column of vectors among 'text'"),
+        ({"vectors": written("both.jsonl", [{"query": texts[0], "document": texts[1], "embedding": rows[0].tolist()}])},
+         "both.jsonl: 'query' and 'document' are texts, and a vector is of one: call that one text"),
         ({"vectors": written("half.jsonl", named[:40])},
          r"20 of 60 texts have no vector in .*/half\.jsonl; give it a row with the vector of each text of .*\.jsonl"),
         ({"vectors": str(tmp_path / "rows.npy")}, "an array has no texts: set distillation.ids"),

@@ -365,6 +365,8 @@ def test_the_command_line(sentences: Path, tmp_path: Path, capt: Capt) -> None:
     code, said, _ = capt("encode", str(sentences), "--text", str(folder), "--out", store, "--json")
     assert code == 0
     assert [each["encoded"] for each in json.loads(said)["sources"]] == [0, 1]  # a query without judgements
+    _, said, _ = capt("encode", str(sentences), "--text", str(folder), "--out", store, "--length", "16")
+    assert said.endswith(f"\nnext: capt evaluate {sentences} --retrieval {folder} --store {store} --length 16\n")
     text = tmp_path / "text.txt"
     text.write_text("the river runs\n\nthe river runs\na stone\n")
     _, said, _ = capt("encode", str(sentences), "--text", str(text), "--out", store, "--json")

@@ -256,12 +256,14 @@ def test_documents_of_every_form(tmp_path: Path) -> None:
         "a.txt": "first\nsecond\n", "b.md": "# Head\n", ".git/c.txt": "hidden", "index/passages.jsonl": "{}",
         "d.html": "<html><head><style>p {}</style></head>\n<p>one <b>bo</b>ld\n<p>two &amp; three</p></html>",
         "e.csv": 'id,text,year\nx,"of e",1990\ny,,1991\n',
-        "f.jsonl": '{"title": "T", "text": "of f", "tags": ["a"], "new": true}\n',
+        "f.jsonl": '{"title": "T", "text": "of f", "tags": ["a"], "new": true}\n{"text": null}\n{"text": NaN}\n',
         "g.bin": "no document",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / "in" / name).write_text(text)
-    found = list(read_sources(find_sources([str(tmp_path / "in")], tmp_path / "in" / "index"), SourceOptions()))
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    named = [str(tmp_path / each) for each in ("in", "in/a.txt", "link/a.txt", "in/../in/a.txt")]
+    found = list(read_sources(find_sources(named, tmp_path / "in" / "index"), SourceOptions()))
     names = {each.name.removeprefix(f"{tmp_path}/in/"): (each.line, each.text.split(), each.fields) for each in found}
     assert names == {
         "a.txt": (1, ["first", "second"], {}), "b.md": (1, ["#", "Head"], {}),
@@ -274,6 +276,10 @@ def test_documents_of_every_form(tmp_path: Path) -> None:
     assert [(each.name.rpartition("/")[2], each.line, each.text) for each in lines] == [
         ("a.txt:1", 1, "first"), ("a.txt:2", 2, "second"),
     ]  # fmt: skip
+    for value in ("3", "0", "false", "[]"):
+        (tmp_path / "number.jsonl").write_text(f'{{"text": "a"}}\n{{"text": {value}}}\n')
+        with pytest.raises(DataError, match=r'number\.jsonl, line 2: "text" should be a text, it is'):
+            list(read_sources([tmp_path / "number.jsonl"], SourceOptions()))
     (tmp_path / "in" / "h.jsonl").write_text('{"_id": "x", "text": "again"}\n')
     with pytest.raises(DataError, match=r"h\.jsonl, line 1: the id 'x' is that of .*e\.csv, line 2, too"):
         list(read_sources(find_sources([str(tmp_path / "in" / name) for name in ("*.csv", "h.*")]), SourceOptions()))
@@ -415,7 +421,9 @@ def test_from_a_folder_of_text_to_a_search(
     code, out, err = capt("search", "measure", "index", "q.csv")
     assert code == 0, err
     assert "2 questions, 3 documents" in out
+    assert out.startswith("index: index\n")
     assert "hybrid - bm25, ndcg@10" in out
+    assert "95% none" not in out
     (tmp_path / "q.csv").write_text("query,document\nwhat bird sings,b.txt\n")
     assert (
         "the document 'b.txt' is not in the index, whose ids are such as 'docs/a.txt'"

@@ -25,6 +25,7 @@ from capt.pretrain.embeddings.vectors import (
     stream_vectors,
     write_vectors,
 )
+from tests.unit.test_printed_commands import Remedy, require_mending
 
 WORDS = ("the", "café", "nan", "1980", "\u00a0half")
 ROWS = np.array([[0.1, -2, 3e-9], [1, 0, 0], [7.5, 1e30, -1e-30], [0, 0, 0], [1.5, -1.5, 2]], dtype=np.float32)
@@ -268,3 +269,7 @@ def test_a_real_file() -> None:
     line = path.read_text().splitlines()[777].split()
     assert vectors.words[777] == line[0]
     np.testing.assert_array_equal(vectors.matrix[777], np.array(line[1:], dtype=np.float32))
+
+
+def test_what_the_message_of_old_line_ends_prints_mends_the_file(tmp_path: Path) -> None:
+    require_mending(Remedy(r"tr '\r' '\n' < FILE", "a.txt", b"a 1 2\rb 3 4\rc 5 6\n", read_vectors), tmp_path)
