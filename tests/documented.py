@@ -22,7 +22,7 @@ OF_FAMILIES = re.compile(
     r"(?<![\w-])(capt (regions|latent|embeddings|predictions) |capt sweep (latent_|vqa)|(ace|ptb|yahoo|yelp)/"
     r"|capt_vl|lxmert|(runs/)?(vqa|gqa|nlvr2?) |words\.|runs/(words|ace|ptb_vae|latent_table1) |\$run )"
 )
-"""What commands of pictures, latent variables and words have, and no other."""
+"""Parts that commands of pictures, latent variables and words have, and no others."""
 
 Makers = Mapping[str, tuple[str, list[str]]]
 """A word of a command -> the folder that it needs, and the command that makes it."""
@@ -81,12 +81,12 @@ def _plain(command: str) -> str:
 
 
 def reason_of(command: str, not_run: Mapping[str, str]) -> str | None:
-    """Why a command is not run, by its beginning."""
+    """Return why a command is not run, by its beginning; None where it is run."""
     return next((why for start, why in not_run.items() if _plain(command).startswith(start)), None)
 
 
 def require_reasons(commands: Collection[str], not_run: Mapping[str, str], unused: Collection[str] = ()) -> None:
-    """Every reason is that of a command that a page shows, but for ``unused``, and names tests that are there."""
+    """Require that each reason is of a command that a page shows, but for ``unused``, and names tests that exist."""
     idle = [start for start in not_run if not any(_plain(command).startswith(start) for command in commands)]
     assert set(idle) <= set(unused), "no page shows these any more"
     for why in not_run.values():

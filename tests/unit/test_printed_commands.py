@@ -247,7 +247,7 @@ def test_a_remedy_that_a_message_prints_mends_the_file(number: int, tmp_path: Pa
 
 
 def require_mending(remedy: Remedy, tmp_path: Path) -> None:
-    """A file is refused, and read when the command of the message has run."""
+    """Require that a file is refused, and read when the command of the message has run."""
     folder = tmp_path / "it's a folder"
     folder.mkdir()
     path = folder / remedy.name
