@@ -238,7 +238,7 @@ def test_a_damaged_state_is_refused() -> None:
     [
         ({}, {"queue_weight": 0.1, "drift": "moments", "queue_share": 1.0}),
         ({"drift": "moments"}, {"queue_weight": 0.1, "drift": "moments", "queue_share": 1.0}),
-        ({"drift": "moments", "queue_share": 1.0}, {"queue_weight": 0.1, "queue_share": "null"}),
+        ({"drift": "moments", "queue_share": 1.0}, {"queue": 0.0, "queue_weight": 0.1, "queue_share": "null"}),
         ({"queue_weight": 0.1}, {}),
         ({"in_batch": "none"}, {"in_batch": "global"}),
         ({"queue": 0}, {}),
