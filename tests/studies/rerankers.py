@@ -331,10 +331,10 @@ def tables(trials: Sequence[Trial], questions: int) -> str:
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> str:
-    """Mean, t interval and seeds above 0 of a paired difference; what was not trained is the same for every seed."""
-    return seeds_compared(
-        [value - second.get(seed, second.get(0, float("nan"))) for seed, value in sorted(first.items())]
-    )
+    """Mean, t interval and wins over the seeds that both have; what was not trained is the same for every seed."""
+    partners = {seed: second.get(seed, second.get(0)) for seed in sorted(first)}
+    gains = [first[seed] - partner for seed, partner in partners.items() if partner is not None]
+    return seeds_compared(gains) if gains else ""
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -135,6 +135,7 @@ def test_rerankers_are_compared_by_seed_and_with_the_first_stage_of_their_questi
     for seed, gain in ((1, 1.0), (2, 2.0), (3, -1.5)):
         trials.append(rerankers.Trial("small infonce", seed, 30 + gain, 61.0))
         trials.append(rerankers.Trial("small bce", seed, 29 + gain, 61.0 - gain))
+    trials.append(rerankers.Trial("small bce", 4, 0.0, 0.0))  # InfoNCE's of this seed has not run yet
     found = rerankers.tables(trials, 20)
     assert "| small infonce - bm25 | +0.5 [-4.0, +5.0], 2 of 3 | +1.0, 3 of 3 |" in found
     assert "| small bce - small infonce | -1.0, 0 of 3 | -0.5 [-5.0, +4.0], 1 of 3 |" in found
