@@ -342,15 +342,15 @@ def mine(
         UserError: as the command.
     """
     from capt.launcher.commands import options as o
-    from capt.launcher.commands.retrieval import RankOptions, VectorOptions, mine_pairs
-    from capt.pretrain.retrieval.options import EncoderOptions, Rules
+    from capt.launcher.commands.retrieval import mine_pairs
+    from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, Rules, VectorOptions
 
-    given = _values((Rules, EncoderOptions, VectorOptions, RankOptions), options, "capt.mine")
+    given = _values((Rules, EncoderOptions, VectorOptions, o.RankOptions), options, "capt.mine")
     files = [pairs] if isinstance(pairs, str | PathLike) else pairs
     return mine_pairs(
         [Path(each) for each in files], Path(model), Path(out), Path(corpus) if corpus else None,
         o.chosen(Rules, given), Path(cross_encoder) if cross_encoder else None, o.chosen(EncoderOptions, given),
-        str(store) if store else None, o.chosen(VectorOptions, given), o.chosen(RankOptions, given),
+        o.chosen(EncodeOptions, {**given, "store": str(store) if store else None}), o.chosen(o.RankOptions, given),
     )  # fmt: skip
 
 

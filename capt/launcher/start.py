@@ -1,4 +1,4 @@
-"""Takes a CONFIG argument to a started (or only shown) job: the one path of every command that starts processes."""
+"""Starts processes for every command: a job from its CONFIG (or only shows it), or ranks that share other work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from capt.launcher.backends import backend
+from capt.launcher.backends import WORK_LAUNCHERS, backend
 from capt.launcher.plan import Backend, End, Launch, LaunchFiles, Options, Plan, describe, job_file
 from capt.launcher.preflight.run import before_launch
 from capt.launcher.restart import outlast, supervise
@@ -239,6 +239,33 @@ def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
             watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")
             files.remove(refused=end.code in (BAD_INPUT, STOPPED))
     return end
+
+
+def start_work(module: str, file: Path, options: Options) -> int:
+    """Run ``python -m MODULE FILE`` on the ranks that are asked for, and return the exit code. It is no job of a run.
+
+    Raises:
+        UserError: an option is wrong, or the hosts fail the preflight.
+    """
+    name = options.launcher or ("ssh" if options.hostfile else "local")
+    if name not in WORK_LAUNCHERS:
+        raise ConfigError(f"--launcher {name}: such work is started by {', '.join(WORK_LAUNCHERS)}")
+    # Launchers start jobs: this one, of no task, brings them the folder, and a batch of one row for each rank.
+    job = Job.model_validate(
+        {
+            "task": {"type": "none"}, "run": {"dir": str(file.parent)},
+            "supervise": {"restarts": 0, "stall": None}, "batch": {"global": 1, "micro": 1},
+        }
+    )  # fmt: skip
+    launch = Launch(module, (str(file),), job, options.model_copy(update={"launcher": name}))
+    chosen: Backend = backend(name)
+    plan = chosen.plan(launch)
+    if plan.blocked_reason:
+        raise ConfigError(plan.blocked_reason)
+    job = job.model_copy(update={"batch": job.batch.model_copy(update={"global_": plan.world})})
+    launch = replace(launch, job=job)
+    before_launch(launch, plan, switch="")
+    return chosen.start(launch, plan).code
 
 
 def _named_checkpoint(folder: Path, name: str) -> str:

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from capt.pretrain.base.quiet import quiet_libraries
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
+from capt.pretrain.retrieval.encode import embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions
 from capt.pretrain.retrieval.search import BLOCK, TopK, unit_rows
 from tests.finetune import sentence, write_encoder
 
@@ -87,7 +87,7 @@ def encode(folder: Path, rounds: int) -> dict[str, Any]:
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     other = SentenceTransformer(modules=[transformer, pooling], device="cpu")
     given = texts()
-    store = embed(encoder, given, "document", EncodeOptions(folder / "first"))
+    store = embed(encoder, given, "document", EncodeOptions(str(folder / "first")))
     worst = float(np.abs(rows_of(store, given) - other.encode(given, show_progress_bar=False)).max())
     assert worst < 1e-5, f"the vectors differ by {worst}"
     sides = {
@@ -104,7 +104,7 @@ def encode(folder: Path, rounds: int) -> dict[str, Any]:
 
 def _into_new_store(encoder: TextEncoder, given: list[str], folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as store:
-        embed(encoder, given, "document", EncodeOptions(Path(store)))
+        embed(encoder, given, "document", EncodeOptions(str(store)))
 
 
 def search(documents: int, rounds: int) -> dict[str, Any]:

@@ -156,9 +156,8 @@ def test_it_learns_and_the_stock_class_of_the_export_computes_the_same(kind: str
 
 def _predict(run: Path, file: Path, out: Path) -> int:
     new_rows.WINDOW = 4
-    predicted: int = perform(
-        {"command": "predict", "model": str(run), "file": str(file), "out": str(out), "options": {}}
-    )["predicted"]
+    work = {"model": str(run), "file": str(file), "out": str(out), "options": {}}
+    predicted: int = perform({"call": "capt.pretrain.retrieval.work:predict_rows", **work})["predicted"]
     return predicted
 
 

@@ -147,10 +147,9 @@ def train(study: Study, student: str, loss: str, seed: int) -> Path:
 def measure(study: Study, model: Path, *, in_its_space: bool) -> dict[str, Any]:
     """The figures of a model x 100: in float, int8 and bits, with documents by the teacher, and what is kept back."""
     from capt.pretrain.language.sts import score
-    from capt.pretrain.retrieval.encode import EncodeOptions
     from capt.pretrain.retrieval.encoders import load_text_encoder
-    from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
-    from capt.pretrain.retrieval.options import EncoderOptions
+    from capt.pretrain.retrieval.evaluate import evaluate
+    from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 
     options = EncoderOptions(length=LENGTH)
     encoder = load_text_encoder(model, options)
@@ -158,8 +157,8 @@ def measure(study: Study, model: Path, *, in_its_space: bool) -> dict[str, Any]:
     store = study.out / "measured"
     cranfield = study.data / "retrieval" / "cranfield"
     sets = [cranfield, study.files / "qnli_held_out.jsonl"]
-    settings = RetrievalSettings(precisions=("float", "int8", "binary"), rescore=4)
-    found = evaluate(model, sets, EncodeOptions(store), options, settings)["sections"]
+    settings = RetrievalSettings(precision="float,int8,binary", rescore=4)
+    found = evaluate(model, sets, EncodeOptions(str(store)), options, settings)["sections"]
     by_system = {
         name: {system: 100 * each[metric] for system, each in section["poolers"].items()}
         for (name, metric), section in zip((("cranfield", "ndcg@10"), ("qnli", "mrr@10")), found, strict=True)
@@ -167,8 +166,8 @@ def measure(study: Study, model: Path, *, in_its_space: bool) -> dict[str, Any]:
     figures = {"stsb": 100 * stsb, **{name: by_system[name].pop("full") for name in ("qnli", "cranfield")}}
     asymmetric = None
     if in_its_space:
-        settings = RetrievalSettings(documents_by=study.teacher)
-        crossed = evaluate(model, [cranfield], EncodeOptions(store), options, settings)["sections"][0]
+        kept, plain = EncodeOptions(str(store)), RetrievalSettings()
+        crossed = evaluate(model, [cranfield], kept, options, plain, documents_by=study.teacher)["sections"][0]
         asymmetric = 100 * crossed["poolers"]["full"]["ndcg@10"]
     return {
         "figures": figures, "kept_back": 100 * mrpc, "asymmetric": asymmetric, "quantized": by_system,

@@ -166,16 +166,15 @@ def train_on_pairs(study: Study, arm: str, seed: int, start: Path, stage: int) -
 def measure(study: Study, model: Path) -> tuple[dict[str, float], float]:
     """The figures of an encoder x 100, and that which is kept back; all texts are cut to `LENGTH` tokens."""
     from capt.pretrain.language.sts import score
-    from capt.pretrain.retrieval.encode import EncodeOptions
     from capt.pretrain.retrieval.encoders import load_text_encoder
-    from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
-    from capt.pretrain.retrieval.options import EncoderOptions
+    from capt.pretrain.retrieval.evaluate import evaluate
+    from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 
     options = EncoderOptions(length=LENGTH)
     encoder = load_text_encoder(model, options)
     scored = [score(pairs, lambda texts: encoder.encode(texts, "text"))["spearman"] for pairs in scored_sets(study)]
     with tempfile.TemporaryDirectory() as store:
-        found = evaluate(model, retrieval_sets(study), EncodeOptions(Path(store)), options, RetrievalSettings())
+        found = evaluate(model, retrieval_sets(study), EncodeOptions(str(store)), options, RetrievalSettings())
     cranfield, qnli = (section["poolers"]["full"] for section in found["sections"])
     figures = {"stsb": scored[0], "qnli": qnli["mrr@10"], "cranfield": cranfield["ndcg@10"]}
     return {name: 100 * value for name, value in figures.items()}, 100 * scored[1]

@@ -211,23 +211,22 @@ def train_reranker(study: Study, arm: str, seed: int) -> Path:
 
 def measure_reranker(study: Study, model: Path) -> tuple[dict[str, float], dict[str, float]]:
     """The figures x 100 of BM25's first 100 in the order of a reranker, and of BM25 itself."""
-    from capt.pretrain.retrieval.encode import EncodeOptions
-    from capt.pretrain.retrieval.rerank_evaluate import RerankSettings, evaluate_reranker
+    from capt.pretrain.retrieval.options import EncodeOptions, RerankSettings
+    from capt.pretrain.retrieval.rerank_evaluate import evaluate_reranker
 
     with tempfile.TemporaryDirectory() as store:
-        found = evaluate_reranker(model, study.first, EncodeOptions(Path(store)), RerankSettings())
+        found = evaluate_reranker(model, study.first, EncodeOptions(str(store)), RerankSettings())
     both = [_figures(found, system) for system in ("reranked", "bm25")]
     return both[0], both[1]
 
 
 def measure_encoder(sets: Sequence[Path], model: Path) -> dict[str, float]:
     """The figures x 100 of an encoder that searches on its own."""
-    from capt.pretrain.retrieval.encode import EncodeOptions
-    from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
-    from capt.pretrain.retrieval.options import EncoderOptions
+    from capt.pretrain.retrieval.evaluate import evaluate
+    from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 
     with tempfile.TemporaryDirectory() as store:
-        found = evaluate(model, sets, EncodeOptions(Path(store)), EncoderOptions(length=LENGTH), RetrievalSettings())
+        found = evaluate(model, sets, EncodeOptions(str(store)), EncoderOptions(length=LENGTH), RetrievalSettings())
     return _figures(found, "full")
 
 

@@ -24,6 +24,9 @@ LAUNCHERS = {
     "kubernetes": "capt.launcher.backends.kubernetes",
 }
 
+WORK_LAUNCHERS = ("local", "ssh", "srun")
+"""Launchers of ranks for commands that are no jobs, such as ``capt encode``."""
+
 
 def backend(name: str) -> Any:
     """The module of a launcher, a :class:`capt.launcher.plan.Backend`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +16,18 @@ from typing import Annotated, Any
 import typer
 
 from capt.launcher.commands import options as o
-from capt.launcher.commands.retrieval import RankOptions, Store, VectorOptions, carry_out, shared_folder
+from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import require_writable
 from capt.pretrain.registry import FOREIGN_TASK, TASKS, task_module
-from capt.pretrain.retrieval.options import DocumentPrompt, EncoderOptions, QueryPrompt
+from capt.pretrain.retrieval.options import (
+    DocumentPrompt,
+    EncodeOptions,
+    EncoderOptions,
+    QueryPrompt,
+    RerankSettings,
+    RetrievalSettings,
+)
 
 Result = tuple[Any, Callable[[Any], str]]
 """The measurements, and the function that writes them for people."""
@@ -52,8 +59,8 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
-class RetrievalOptions:
-    """Options of ``--retrieval``, beside those of vectors and ranks."""
+class RetrievalSets:
+    """The option ``--retrieval``."""
 
     retrieval: Annotated[
         list[Path] | None,
@@ -62,27 +69,12 @@ class RetrievalOptions:
             "retrieval instead. The model may be a sentence-transformers folder as well."
         ),
     ] = None
-    dims: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Also by the first N numbers of each vector. (--retrieval)")
-    ] = None
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,...", help="What vectors are compared in: float, int8, binary. (--retrieval)"),
-    ] = None
-    rescore: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1000,
-            help="Also score this many times the usual number of int8's and binary's first documents again, by queries "
-            "in float. (--retrieval)",
-        ),
-    ] = None
-    bm25: Annotated[bool, typer.Option("--bm25", help="BM25 beside the model. (--retrieval)")] = False
-    fusion: Annotated[
-        bool,
-        typer.Option("--fusion", help="BM25, and both fused by reciprocal ranks, with the difference. (--retrieval)"),
-    ] = False
+
+
+@dataclass(frozen=True)
+class RetrievalOptions:
+    """Options of ``--retrieval`` beside its settings."""
+
     per_query: Annotated[
         Path | None,
         typer.Option(help="JSON lines with the figures of each query, for capt compare. (--retrieval, --rerank)"),
@@ -97,12 +89,11 @@ class RetrievalOptions:
     ] = None
     query_prompt: QueryPrompt = None
     document_prompt: DocumentPrompt = None
-    store: Store = None
 
 
 @dataclass(frozen=True)
-class RerankOptions:
-    """Options of ``--rerank``, beside those of vectors and ranks."""
+class RerankSets:
+    """The option ``--rerank``."""
 
     rerank: Annotated[
         list[Path] | None,
@@ -111,17 +102,6 @@ class RerankOptions:
             help="The same data (may be repeated): measure a reranker, a run or a folder with one score for a pair of "
             "texts, on the candidates of a first stage.",
         ),
-    ] = None
-    candidates: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="The first stage: bm25 (default), a run file in TREC's form, or an encoder as for capt encode. "
-            "(--rerank)",
-        ),
-    ] = None
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Candidates of a query that are scored; default 100. (--rerank)")
     ] = None
 
 
@@ -158,48 +138,43 @@ class Evaluation:
 
 
 def _retrieval(model: Path, given: Mapping[str, Any]) -> Result:
-    per_query, out = given.get("per_query"), given.get("out")
-    store = o.chosen(VectorOptions, given).stored(given.get("store"))
-    work = {
-        "command": "evaluate", "model": str(model),
-        "sets": [str(path.absolute()) for path in given["retrieval"]],
-        "settings": {
-            "dims": _dims(given.get("dims")), "precisions": _names(given.get("precision")),
-            "rescore": given.get("rescore", 0), "bm25": given.get("bm25", False), "fusion": given.get("fusion", False),
-            "split": given.get("split"),
-            "documents_by": str(given["documents_by"]) if "documents_by" in given else None,
-            "per_query": str(per_query.absolute()) if per_query else None,
-        },
-        "encoder": asdict(_encoder(given, "--retrieval")), "store": store, "out": str(out.absolute()) if out else None,
+    chosen = {
+        "encoder_options": _encoder(given, "--retrieval"), "settings": o.chosen(RetrievalSettings, given),
+        "documents_by": given.get("documents_by"),
     }  # fmt: skip
-    return carry_out(work, _folder_of(store), o.chosen(RankOptions, given)), _as_text
+    return _by_ranks("capt.pretrain.retrieval.evaluate:evaluate", model, given["retrieval"], given, chosen)
 
 
 def _rerank(model: Path, given: Mapping[str, Any]) -> Result:
-    per_query, out = given.get("per_query"), given.get("out")
-    store = o.chosen(VectorOptions, given).stored(given.get("store"))
-    candidates = given.get("candidates", "bm25")
-    work = {
-        "command": "rerank", "model": str(model), "sets": [str(path.absolute()) for path in given["rerank"]],
-        "settings": {
-            "candidates": candidates if candidates == "bm25" else _source(candidates),
-            "depth": given.get("depth", 100), "split": given.get("split"),
-            "per_query": str(per_query.absolute()) if per_query else None,
-        },
-        "store": store, "out": str(out.absolute()) if out else None,
+    settings = o.chosen(RerankSettings, given)
+    if settings.candidates not in (None, "bm25"):
+        settings = replace(settings, candidates=_source(settings.candidates))
+    call = "capt.pretrain.retrieval.rerank_evaluate:evaluate_reranker"
+    return _by_ranks(call, model, given["rerank"], given, {"settings": settings}, "scoring")
+
+
+def _by_ranks(
+    call: str,
+    model: Path,
+    sets: Sequence[Path],
+    given: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    what: str = "encoding",
+) -> Result:
+    options = o.with_place(o.chosen(EncodeOptions, given))
+    # Ranks on other hosts may have another working folder.
+    files = {name: given[name].absolute() for name in ("per_query", "out") if name in given}
+    arguments = {
+        "model": model, "sets": [path.absolute() for path in sets], "options": options, "split": given.get("split"),
+        **files, **chosen,
     }  # fmt: skip
-    return carry_out(work, _folder_of(store), o.chosen(RankOptions, given), what="scoring"), _as_text
+    folder = o.shared_folder(options.store or str(default_cache() / "vectors"))
+    return o.carry_out(call, folder, o.chosen(o.RankOptions, given), arguments, what), _as_text
 
 
 def _source(given: str) -> str:
     """A file as an absolute path, for ranks on other hosts, and what is no file as a model is named."""
     return str(Path(given).absolute()) if Path(given).is_file() else str(o.source_path(given))
-
-
-def _folder_of(store: Mapping[str, Any]) -> Path:
-    from capt.pretrain.base.cache import default_cache
-
-    return shared_folder(store["store"] or str(default_cache() / "vectors"))
 
 
 def _as_text(result: Any) -> str:
@@ -216,11 +191,14 @@ def _mteb(model: Path, given: Mapping[str, Any]) -> Result:
 
 EVALUATIONS = (
     Evaluation(
-        "retrieval", _retrieval, (RetrievalOptions, VectorOptions, RankOptions), ("out", "pooler", "length", "split")
+        "retrieval", _retrieval, (RetrievalSets, RetrievalSettings, RetrievalOptions, EncodeOptions, o.RankOptions),
+        ("out", "pooler", "length", "split"),
     ),
-    Evaluation("rerank", _rerank, (RerankOptions, VectorOptions, RankOptions), ("out", "split", "per_query", "store")),
+    Evaluation(
+        "rerank", _rerank, (RerankSets, RerankSettings, EncodeOptions, o.RankOptions), ("out", "split", "per_query"),
+    ),
     Evaluation("mteb", _mteb, (MtebOptions,), ("out", "pooler", "length", "query_prompt", "document_prompt")),
-)
+)  # fmt: skip
 
 
 def evaluate_options() -> tuple[Any, list[str]]:
@@ -319,17 +297,6 @@ def _of_task(checkpoint: Path, options: Mapping[str, Any], assignments: Sequence
         if "progress" in inspect.signature(module.command).parameters:
             accepted["progress"] = progress
         return module.command(checkpoint, **accepted), module.as_text
-
-
-def _dims(text: str | None) -> list[int]:
-    words = [word.strip() for word in text.split(",")] if text else []
-    if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 20 for word in words):
-        raise ConfigError(f"--dims {text}: whole numbers separated by commas are expected, such as 256,64")
-    return list(dict.fromkeys(map(int, words)))
-
-
-def _names(text: str | None) -> list[str]:
-    return [word.strip() for word in text.split(",")] if text else []
 
 
 def _encoder(given: Mapping[str, Any], option: str) -> EncoderOptions:

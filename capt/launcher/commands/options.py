@@ -5,26 +5,28 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from capt.launcher.backends import LAUNCHERS
+from capt.launcher.backends import LAUNCHERS, WORK_LAUNCHERS
 from capt.pretrain.base.errors import ConfigError, repeated
-from capt.pretrain.base.files import finite
+from capt.pretrain.base.files import finite, read_json, write_json
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.stores import WRITABLE, check_url, is_url, without_secrets
 
 if TYPE_CHECKING:
     from capt.launcher.plan import Options
+    from capt.pretrain.retrieval.options import EncodeOptions
 
 
 _T = TypeVar("_T")
@@ -145,6 +147,17 @@ class LaunchOptions:
         return Options.given(**vars(self))
 
 
+@dataclass(frozen=True)
+class RankOptions:
+    """Options of work that ranks share."""
+
+    nproc: Nproc = None
+    hostfile: Hostfile = None
+    launcher: Annotated[
+        str | None, typer.Option(help=f"{', '.join(WORK_LAUNCHERS)} (default: local; ssh with --hostfile).")
+    ] = None
+
+
 Preflight = Annotated[
     bool,
     typer.Option("--preflight/--no-preflight", help="Examine the hosts before the start, and refuse what would fail."),
@@ -194,19 +207,6 @@ def answer(value: Any, text: Callable[[], object], *, json: bool) -> None:
         echo_json(value)
     else:
         say(text())
-
-
-def number_of_bytes(given: str, option: str) -> int:
-    """Read a number of bytes as jobs write it: 1000, or 200GB. Raises ``ConfigError`` that names the option."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from capt.pretrain.config.base import Bytes
-
-    try:
-        found: int = TypeAdapter(Bytes).validate_python(given)
-    except ValidationError:
-        raise ConfigError(f"{option} {given!r}: is not a number of bytes, such as 200GB") from None
-    return found
 
 
 def source_path(given: str) -> Path:
@@ -294,3 +294,54 @@ def progress_bar(what: str, *, lines: bool = True) -> Iterator[ProgressCallback 
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def carry_out(
+    call: str, folder: Path, ranks: RankOptions, arguments: Mapping[str, Any], what: str = "encoding"
+) -> dict[str, Any]:
+    """Return what the function ``call``, ``MODULE:NAME``, gives, in this process or on the ranks that are asked for.
+
+    Args:
+        call: a function that all ranks call, with ``progress`` among its keywords.
+        folder: where ranks read what to do, and rank 0 writes the result; all hosts must see it.
+        ranks: no options are this process alone.
+        arguments: paths, texts, numbers and objects of options.
+        what: precedes the bar of this process.
+
+    Raises:
+        UserError: as the function; or the options are wrong. `typer.Exit` with the code of ranks that failed.
+    """
+    from capt.launcher.plan import Options
+
+    work, options = {"call": call, **arguments}, Options.given(**vars(ranks))
+    if options == Options():
+        from capt.pretrain.retrieval.work import perform
+
+        with progress_bar(what, lines=False) as progress:
+            return perform(work, progress)
+    from pydantic_core import to_jsonable_python
+
+    from capt.launcher.start import start_work
+
+    file = folder.absolute() / f".work-{secrets.token_hex(8)}.json"
+    result = file.with_suffix(".out")
+    try:
+        write_json(file, to_jsonable_python(work), private=True)
+        if code := start_work("capt.pretrain.retrieval", file, options):
+            raise typer.Exit(code)
+        found: dict[str, Any] = read_json(result)
+        return found
+    finally:
+        for path in (file, result):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def shared_folder(store: str) -> Path:
+    """Return the folder in which ranks are given work: that of the vectors, or of a store the working folder."""
+    return Path.cwd() if is_url(store) else Path(store)
+
+
+def with_place(options: EncodeOptions) -> EncodeOptions:
+    """Return the options with an absolute store. Raises ``ConfigError`` where it is no place."""
+    return options if options.store is None else replace(options, store=place(options.store))

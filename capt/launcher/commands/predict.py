@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from capt.launcher.commands import options as o
-from capt.launcher.commands.retrieval import RankOptions, carry_out
 from capt.pretrain.base.files import require_writable
 from capt.pretrain.registry import TASKS, task_module
 
@@ -58,7 +57,7 @@ def register(app: typer.Typer) -> None:
         *,
         out: Annotated[Path, typer.Option(help="The table to write: .csv, .jsonl or .parquet.")],
         options: every,
-        ranks: RankOptions,
+        ranks: o.RankOptions,
         json: o.Json = False,
     ) -> None:
         """Predict labels, scores or answers for new rows.
@@ -68,21 +67,16 @@ def register(app: typer.Typer) -> None:
         o.quiet(context)
         require_writable(out)
         given = {each.name: getattr(options, each.name) for each in fields(every)}
-        work = predict_work(model, file, out, given)
-        result = carry_out(work, out.absolute().parent, ranks, what="predicting")
+        arguments = {
+            "model": model, "file": file.absolute(), "out": out.absolute(),
+            "options": {name: str(each.absolute()) if isinstance(each, Path) else each for name, each in given.items()},
+        }  # fmt: skip
+        call = "capt.pretrain.retrieval.work:predict_rows"
+        result = o.carry_out(call, out.absolute().parent, ranks, arguments, "predicting")
         o.answer(result, lambda: counts_of_classes(result), json=json)
 
     predict.__annotations__["options"] = every  # a name of this function alone, which typer would look up
     app.command(epilog="\b\nExample: capt predict runs/mine new.csv --out predictions.csv")(predict)
-
-
-def predict_work(model: Path, file: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the work of the command as `carry_out` takes it: plain values, and paths that every host finds."""
-    plain = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in options.items()}
-    return {
-        "command": "predict", "model": str(model), "file": str(file.absolute()), "out": str(out.absolute()),
-        "options": plain,
-    }  # fmt: skip
 
 
 def counts_of_classes(result: dict[str, Any]) -> str:

@@ -1,69 +1,17 @@
-"""``capt encode``, ``capt mine``, ``capt compare``, and ``capt evaluate --retrieval``: work that ranks share."""
+"""``capt encode``, ``capt mine`` and ``capt compare``."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from capt.launcher.commands import options as o
 from capt.pretrain.base.errors import ConfigError, counted, quoted
-from capt.pretrain.base.files import read_json, write_json
-from capt.pretrain.base.stores import is_url
-from capt.pretrain.retrieval.options import EncoderOptions, Rules
-
-if TYPE_CHECKING:
-    from capt.launcher.plan import Options
-
-Store = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PLACE",
-        help="Folder of the vectors, here or in a store (s3://, gs://, az://; read only: hf://, https://); default in "
-        "this host's cache.",
-    ),
-]
-_LAUNCHERS = ("local", "ssh", "srun")
-
-
-@dataclass(frozen=True)
-class VectorOptions:
-    """Options of the vectors that are stored."""
-
-    dtype: Annotated[
-        str, typer.Option(help="What vectors are stored in: fp32, fp16, or (not to mine) int8 or binary.")
-    ] = "fp32"
-    tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a batch at most, with padding; default 2,048, on a GPU 65,536."),
-    ] = None
-    cache_bytes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES", help="What vectors of a store may take of this host's cache, as 200GB; default 100GB."
-        ),
-    ] = None
-
-    def stored(self, store: str | None) -> dict[str, Any]:
-        """Return the values of `capt.pretrain.retrieval.encode.EncodeOptions`. Raises ``ConfigError``."""
-        size = o.number_of_bytes(self.cache_bytes, "--cache-bytes") if self.cache_bytes else None
-        return {**asdict(self), "store": o.place(store) if store else None, "cache_bytes": size}
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """Options of work that ranks share."""
-
-    nproc: o.Nproc = None
-    hostfile: o.Hostfile = None
-    launcher: Annotated[
-        str | None, typer.Option(help=f"{', '.join(_LAUNCHERS)} (default: local; ssh with --hostfile).")
-    ] = None
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, Rules, VectorOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -111,7 +59,7 @@ def encode(
     role: Annotated[str, typer.Option(help="What the texts of a file are: document, query or text.")] = "document",
     encoder: EncoderOptions,
     vectors: VectorOptions,
-    ranks: RankOptions,
+    ranks: o.RankOptions,
     json: o.Json = False,
 ) -> None:
     """Encode texts into a store of vectors. What is there already is not encoded again.
@@ -123,12 +71,12 @@ def encode(
     if not texts and run is None:
         raise ConfigError("nothing to encode: give --text FILE or --run RUN")
     out = o.written_place(out)
-    work = {
-        "command": "encode", "model": str(model), "text": [o.place(each) for each in texts],
-        "run": str(run.absolute()) if run else None, "column": text_column, "role": role,
-        "encoder": asdict(encoder), "store": vectors.stored(out),
+    arguments = {
+        "model": model, "text": [o.place(each) for each in texts], "run": run.absolute() if run else None,
+        "column": text_column, "role": role, "encoder_options": encoder,
+        "options": EncodeOptions(out, **vars(vectors)),
     }  # fmt: skip
-    result = carry_out(work, shared_folder(out), ranks)
+    result = o.carry_out("capt.pretrain.retrieval.work:encode_all", o.shared_folder(out), ranks, arguments)
     if json:
         o.echo_json(result)
         return
@@ -196,14 +144,13 @@ def mine(
         ),
     ] = None,
     encoder: EncoderOptions,
-    store: Store = None,
-    vectors: VectorOptions,
-    ranks: RankOptions,
+    vectors: EncodeOptions,
+    ranks: o.RankOptions,
     json: o.Json = False,
 ) -> None:
     """Mine hard negatives for pairs. The search is exact, filters follow, and an audit refuses bad output."""
     o.quiet(context)
-    audit = mine_pairs(pairs, model, out, corpus, rules, cross_encoder, encoder, store, vectors, ranks)
+    audit = mine_pairs(pairs, model, out, corpus, rules, cross_encoder, encoder, vectors, ranks)
     if json:
         o.echo_json(audit)
         return
@@ -233,18 +180,16 @@ def mine_pairs(
     rules: Rules,
     cross_encoder: Path | None,
     encoder: EncoderOptions,
-    store: str | None,
-    vectors: VectorOptions,
-    ranks: RankOptions,
+    vectors: EncodeOptions,
+    ranks: o.RankOptions,
 ) -> dict[str, Any]:
     """Mine hard negatives on the ranks that are asked for, and return the audit; arguments are those of `mine`."""
-    work = {
-        "command": "mine", "model": str(model),
-        "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
-        "out": _paths([out])[0], "rules": asdict(rules), "cross_encoder": str(cross_encoder) if cross_encoder else None,
-        "encoder": asdict(encoder), "store": vectors.stored(store),
+    arguments = {
+        "model": model, "pairs": [path.absolute() for path in pairs], "corpus": corpus.absolute() if corpus else None,
+        "out": out.absolute(), "rules": rules, "cross_encoder": cross_encoder, "encoder_options": encoder,
+        "options": o.with_place(vectors),
     }  # fmt: skip
-    return carry_out(work, out.absolute().parent, ranks)
+    return o.carry_out("capt.pretrain.retrieval.mine:mine", out.absolute().parent, ranks, arguments)
 
 
 def compare(
@@ -308,72 +253,3 @@ def _show_several(first: str, compared: Mapping[str, list[dict[str, Any]]], *, j
 
 def _interval(row: Mapping[str, Any]) -> str:
     return "none" if row["low"] is None else f"{row['low']:+.4f} to {row['high']:+.4f}"
-
-
-def shared_folder(store: str) -> Path:
-    """Return the folder in which ranks are given work: that of the vectors, or of a store the working folder."""
-    return Path.cwd() if is_url(store) else Path(store)
-
-
-def _paths(paths: Sequence[Path]) -> list[str]:
-    """Absolute paths: ranks on other hosts may have another working folder."""
-    return [str(path.absolute()) for path in paths]
-
-
-def carry_out(work: Mapping[str, Any], folder: Path, ranks: RankOptions, what: str = "encoding") -> dict[str, Any]:
-    """Return ``capt.pretrain.retrieval.work.perform(work)``, done in this process or on the ranks that are asked for.
-
-    Ranks read what to do from a file in ``folder``, which all hosts must see, and rank 0 writes the result beside it.
-    ``what`` is written before the bar of this process.
-
-    Raises:
-        UserError: as the command; or the options are wrong. `typer.Exit` with the code of the ranks where these failed.
-    """
-    from capt.launcher.plan import Options
-
-    options = Options.given(**vars(ranks))
-    if options == Options():
-        from capt.pretrain.retrieval.work import perform
-
-        with o.progress_bar(what, lines=False) as progress:
-            return perform(work, progress)
-    return _on_ranks(work, folder.absolute(), options)
-
-
-def _on_ranks(work: Mapping[str, Any], folder: Path, options: Options) -> dict[str, Any]:
-    from capt.launcher.backends import backend
-    from capt.launcher.plan import Launch
-    from capt.launcher.preflight.run import before_launch
-    from capt.pretrain.config.schema import Job
-
-    name = options.launcher or ("ssh" if options.hostfile else "local")
-    if name not in _LAUNCHERS:
-        raise ConfigError(f"--launcher {name}: such work is started by {', '.join(_LAUNCHERS)}")
-    task = folder / f".work-{secrets.token_hex(8)}.json"
-    # Launchers start jobs: this one brings them the folder, and a batch of one row for each rank.
-    job = Job.model_validate(
-        {
-            "task": {"type": "retrieval"}, "run": {"dir": str(folder)},
-            "supervise": {"restarts": 0, "stall": None}, "batch": {"global": 1, "micro": 1},
-        }
-    )  # fmt: skip
-    launch = Launch("capt.pretrain.retrieval", (str(task),), job, options.model_copy(update={"launcher": name}))
-    chosen = backend(name)
-    plan = chosen.plan(launch)
-    if plan.blocked_reason:
-        raise ConfigError(plan.blocked_reason)
-    job = job.model_copy(update={"batch": job.batch.model_copy(update={"global_": plan.world})})
-    launch = replace(launch, job=job)
-    before_launch(launch, plan, switch="")
-    result = task.with_suffix(".out")
-    try:
-        write_json(task, dict(work), private=True)
-        end = chosen.start(launch, plan)
-        if end.code:
-            raise typer.Exit(end.code)
-        found: dict[str, Any] = read_json(result)
-        return found
-    finally:
-        for path in (task, result):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)

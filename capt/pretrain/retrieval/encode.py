@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -17,12 +16,24 @@ from capt.pretrain.base.distributed import barrier, device, gather_objects, rank
 from capt.pretrain.base.errors import counted
 from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.parallel import ProgressCallback, batched
+from capt.pretrain.base.stores import is_url
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
+from capt.pretrain.retrieval.options import EncodeOptions
 from capt.pretrain.retrieval.quantize import FEW, Ranges
 from capt.pretrain.retrieval.search import unit_rows
-from capt.pretrain.retrieval.store import FLOATS, DType, Pair, VectorIdentity, Vectors, VectorStore
+from capt.pretrain.retrieval.store import (
+    DTYPES,
+    FLOATS,
+    DType,
+    Pair,
+    VectorIdentity,
+    Vectors,
+    VectorStore,
+    default_store,
+    require_dtype,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,27 +67,12 @@ class RowEncoder(Protocol[RowItem]):
         ...
 
 
-@dataclass(frozen=True)
-class EncodeOptions:
-    """Options of encoding texts and keeping their vectors.
-
-    Attributes:
-        store: root of the store, a folder or the address of one in an object store.
-        dtype: of stored numbers.
-        tokens: tokens of a batch at most, padding included; without it, 2,048 on a CPU and 65,536 on a GPU.
-        cache_bytes: what the vectors of an object store may take of this host's cache, shared with all its shards.
-    """
-
-    store: Path | str
-    dtype: DType = "fp32"
-    tokens: int | None = None
-    cache_bytes: int = 100_000_000_000
-
-    def vectors_of(self, identity: VectorIdentity) -> Vectors:
-        """The stored vectors of ``identity``. Raises ``DataError``."""
-        if isinstance(self.store, str):
-            return BucketVectors(self.store, identity, default_cache(), self.cache_bytes)
-        return VectorStore(self.store, identity)
+def stored_vectors(options: EncodeOptions, identity: VectorIdentity) -> Vectors:
+    """The vectors of ``identity`` in the store that is chosen, else in that of this host. Raises ``DataError``."""
+    root = options.store or default_store()
+    if isinstance(root, str) and is_url(root):
+        return BucketVectors(root, identity, default_cache(), options.cache_limit)
+    return VectorStore(Path(root), identity)
 
 
 def embed(
@@ -106,7 +102,7 @@ def embed(
         DataError: a vector is not finite, or the store is damaged.
     """
     with synchronize_errors(patient=True):
-        store = options.vectors_of(encoder.identity(role, options.dtype))
+        store = stored_vectors(options, encoder.identity(role, require_dtype(options.dtype, DTYPES)))
     seen: set[bytes] = set()
     pace = _Pace(total, progress)
     tokens = options.tokens or TOKENS[device().type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.engine.run_folder import Figures, Histograms, Section
 from capt.pretrain.retrieval.bm25 import require_bm25
 from capt.pretrain.retrieval.data import Collection, read_sets
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
+from capt.pretrain.retrieval.encode import embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.fusion import FUSION_K
 from capt.pretrain.retrieval.metrics import DEPTH
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from capt.pretrain.retrieval.precisions import precisions_of
 from capt.pretrain.retrieval.rankings import (
     QuantizedSearch,
@@ -42,33 +42,13 @@ from capt.pretrain.retrieval.results import (
     figures_of,
     finished,
 )
-from capt.pretrain.retrieval.store import FLOATS, Vectors
+from capt.pretrain.retrieval.store import DTYPES, FLOATS, DType, Vectors, require_dtype
 
 FULL = "full"
 """The name of the system that reads whole vectors, beside the numbers of cut ones."""
 
 _SCORED, _EACH, _BINS = 1000, 10, 40
 """Queries whose scores are shown, documents of each kind for one query, bins."""
-
-
-@dataclass(frozen=True)
-class RetrievalSettings:
-    """Settings of an evaluation: what is measured beside whole vectors, and where per-query figures go.
-
-    ``fusion`` fuses whole vectors with BM25, which is measured as well. Without ``precisions`` the store's own is
-    measured. With ``rescore`` the first documents of a quantized search, this many times the usual number, are scored
-    again by the queries in float.
-    """
-
-    dims: tuple[int, ...] = ()
-    precisions: tuple[str, ...] = ()
-    rescore: int = 0
-    bm25: bool = False
-    fusion: bool = False
-    split: str | None = None
-    per_query: Path | None = None
-    documents_by: Path | None = None
-    """The model of the documents, where it is another one than that of the queries."""
 
 
 def evaluate(
@@ -78,6 +58,9 @@ def evaluate(
     encoder_options: EncoderOptions,
     settings: RetrievalSettings,
     *,
+    split: str | None = None,
+    documents_by: Path | None = None,
+    per_query: Path | None = None,
     out: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
@@ -88,7 +71,10 @@ def evaluate(
         sets: see `read_sets`.
         options: how texts are encoded and kept.
         encoder_options: pooling, length and prompts, where they are not the model's own.
-        settings: dimensions, precisions, BM25, split, file for the figures of each query.
+        settings: what is measured beside whole vectors.
+        split: of BEIR folders.
+        documents_by: the model of the documents, where it is another one than that of the queries.
+        per_query: file of JSON lines for the figures of each query.
         out: JSON file to write the result to as well.
         progress: called with documents encoded.
 
@@ -101,17 +87,18 @@ def evaluate(
         CheckpointError: as `load_text_encoder`.
         ConfigError: a dimension that the model does not have.
     """
+    kept = require_dtype(options.dtype, DTYPES)
     with synchronize_errors(patient=True):
-        collections = read_sets(sets, settings.split, "--retrieval")
+        collections = read_sets(sets, split, "--retrieval")
         encoder = load_text_encoder(model, encoder_options)
         other = None
-        if settings.documents_by is not None:
-            other = load_text_encoder(settings.documents_by, replace(encoder_options, pooling=None, length=None))
+        if documents_by is not None:
+            other = load_text_encoder(documents_by, replace(encoder_options, pooling=None, length=None))
             _require_one_space(encoder, other)
-        wrong = [dim for dim in settings.dims if not 0 < dim <= encoder.dimension]
+        wrong = [dim for dim in settings.dimensions if dim > encoder.dimension]
         if settings.dims:
             encoder.require_vectors("--dims cuts them")
-        precisions = _precisions(encoder, options, settings)
+        precisions = _precisions(encoder, kept, settings)
         if wrong:
             raise ConfigError(f"--dims {wrong[0]}: {model} gives {encoder.dimension} dimensions")
         if settings.bm25 or settings.fusion:
@@ -122,14 +109,12 @@ def evaluate(
         section, figures = _evaluate_set(encoder, other or encoder, collection, options, settings, precisions, progress)
         sections.append(section)
         lines += figures
-    return finished(model, sections, lines, settings.per_query, out)
+    return finished(model, sections, lines, per_query, out)
 
 
-def _precisions(
-    encoder: TextEncoder, options: EncodeOptions, settings: RetrievalSettings
-) -> tuple[VectorPrecision, ...]:
+def _precisions(encoder: TextEncoder, kept: DType, settings: RetrievalSettings) -> tuple[VectorPrecision, ...]:
     """Return the precisions that are measured. Raises ``ConfigError`` where the store or the model forbids one."""
-    kept, is_float = options.dtype, options.dtype in FLOATS
+    is_float = kept in FLOATS
     chosen = precisions_of(settings.precisions or (("float",) if is_float else (kept,)))
     quantized = [each for each in chosen if each != "float"]
     if quantized:
@@ -138,7 +123,9 @@ def _precisions(
         other = next(each for each in chosen if each != kept)
         raise ConfigError(f"--precision {other}: --dtype {kept} keeps vectors in {kept} alone; leave --dtype out")
     if not is_float and settings.dims:
-        raise ConfigError(f"--dims {settings.dims[0]}: --dtype {kept} keeps vectors in {kept} alone; leave --dtype out")
+        raise ConfigError(
+            f"--dims {settings.dimensions[0]}: --dtype {kept} keeps vectors in {kept} alone; leave --dtype out"
+        )
     if settings.fusion and "float" not in chosen:
         raise ConfigError("--fusion takes the vectors in float: --precision must name float as well")
     if settings.rescore and not quantized:
@@ -169,8 +156,8 @@ def _evaluate_set(
     rows = rows_of(queries, (text for _, text in collection.queries))
     # One ranking for each system: the vectors in each precision, whole and cut, and BM25.
     systems: dict[str, Rankings] = {}
-    quantized = QuantizedSearch(encoder.scoring, collection, documents, corpus, settings.rescore)
-    for dim in (encoder.dimension, *settings.dims):
+    quantized = QuantizedSearch(encoder.scoring, collection, documents, corpus, settings.rescore or 0)
+    for dim in (encoder.dimension, *settings.dimensions):
         whole = dim == encoder.dimension
         for precision in precisions:
             if precision == "float":

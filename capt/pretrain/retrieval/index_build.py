@@ -23,7 +23,7 @@ from capt.pretrain.base.parallel import ProgressCallback, batched
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.data.formats import TextFile
 from capt.pretrain.retrieval.bm25 import Bm25Index, require_bm25
-from capt.pretrain.retrieval.encode import EncodeOptions, embed
+from capt.pretrain.retrieval.encode import embed, stored_vectors
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.graph import GRAPH_FROM, VectorGraph, has_faiss, require_faiss
 from capt.pretrain.retrieval.index_files import (
@@ -41,7 +41,7 @@ from capt.pretrain.retrieval.index_files import (
     read_search_record,
     rows_of_file,
 )
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions
 from capt.pretrain.retrieval.passages import PassageCutter, Passages
 from capt.pretrain.retrieval.search import BLOCK, by_id, unit_rows
 from capt.pretrain.retrieval.sources import SourceDocument, SourceOptions, find_sources, read_sources
@@ -160,8 +160,10 @@ def _build(
                 raise DataError(f"no document with a text in {', '.join(map(str, files[:3]))}")
             writer.finish(_order(writer.names, rows_of_file(partial / DOCUMENTS)))
             # Passages of earlier documents are not encoded again, nor tokenized to be sorted by length.
-            vectors = EncodeOptions(out / STORE, options.dtype, options.tokens)
-            texts = earlier.new_texts(partial, lambda: vectors.vectors_of(encoder.identity("document", options.dtype)))
+            vectors = EncodeOptions(str(out / STORE), options.dtype, options.tokens)
+            texts = earlier.new_texts(
+                partial, lambda: stored_vectors(vectors, encoder.identity("document", options.dtype))
+            )
             stored = embed(encoder, texts, "document", vectors, progress, earlier.new_passages)
             record = SearchRecord(
                 generation=folder.name, model=str(model.absolute() if model.exists() else model),

@@ -24,14 +24,15 @@ from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.pairs.known import positives_by_query
 from capt.pretrain.retrieval.audit import faults, histogram, page
 from capt.pretrain.retrieval.data import Document, PairRow, is_collection, read_documents, read_pair_rows
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
+from capt.pretrain.retrieval.encode import embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.options import EncoderOptions, Rules
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, Rules
 from capt.pretrain.retrieval.passages import PassageCutter
 from capt.pretrain.retrieval.rankings import search
 from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
 from capt.pretrain.retrieval.search import by_id
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
+from capt.pretrain.retrieval.store import require_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def mine(
     Raises:
         DataError: a file cannot be used, ``out`` is taken, or the audit refuses the output.
     """
+    require_dtype(options.dtype)
     rules.check()
     # Reading and encoding take minutes: a rank that fails there must not leave the others in a collective.
     with synchronize_errors(patient=True):

@@ -16,13 +16,12 @@ from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.data.prepare import tokenizer_corpus
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, encode_in_batches, rows_of
+from capt.pretrain.retrieval.encode import embed, encode_in_batches, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions
 from capt.pretrain.retrieval.rankings import search
 from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, load_reranker, ordered_by_score
 from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring
-from capt.pretrain.retrieval.store import default_store
 
 logger = logging.getLogger(__name__)
 _MIN_CHARACTERS = 20
@@ -109,7 +108,7 @@ def neighbors(
     texts = candidates(run, text, limit, column)
     encoder = load_text_encoder(model, EncoderOptions())
     scorer = None if rerank is None else load_reranker(rerank)
-    options = EncodeOptions(store or default_store())
+    options = EncodeOptions(None if store is None else str(store))
     rows = rows_of(embed(encoder, queries, "query", options), queries)
     documents = embed(encoder, texts, "document", options)
     # Equal scores keep the order of the lines.

@@ -1,4 +1,6 @@
-"""Options of encoders and of mining, declared once for the command line and for what it calls.
+"""Options of encoders, stored vectors, evaluations and mining, declared once for the command line and what it calls.
+
+What is typed as a text of several values has these as a property.
 
 ``capt`` reads them before it knows what to run, so that nothing heavy is imported here.
 """
@@ -34,6 +36,128 @@ class EncoderOptions:
     length: Length = None
     query_prompt: QueryPrompt = None
     document_prompt: DocumentPrompt = None
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """Options of vectors that are stored."""
+
+    dtype: Annotated[
+        str, typer.Option(help="What vectors are stored in: fp32, fp16, or (not to mine) int8 or binary.")
+    ] = "fp32"
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a batch at most, with padding; default 2,048, on a GPU 65,536."),
+    ] = None
+    cache_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="What vectors of a store may take of this host's cache, as 200GB; default 100GB."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        _ = self.cache_limit  # what is no number is refused before anything is begun
+
+    @property
+    def cache_limit(self) -> int:
+        """The number of ``cache_bytes``. Raises ``ConfigError`` where it is none."""
+        if self.cache_bytes is None:
+            return 100_000_000_000
+        from pydantic import TypeAdapter, ValidationError
+
+        from capt.pretrain.config.base import Bytes
+
+        try:
+            found: int = TypeAdapter(Bytes).validate_python(self.cache_bytes)
+        except ValidationError:
+            raise ConfigError(f"--cache-bytes {self.cache_bytes!r}: is not a number of bytes, such as 200GB") from None
+        return found
+
+
+@dataclass(frozen=True)
+class _Stored:
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Folder of the vectors, here or in a store (s3://, gs://, az://; read only: hf://, https://); default "
+            "in this host's cache.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EncodeOptions(VectorOptions, _Stored):  # whose fields come first
+    """Options of encoding texts and keeping their vectors in a store, a folder or an address in an object store."""
+
+
+@dataclass(frozen=True)
+class RetrievalSettings:
+    """Settings of an evaluation of retrieval: what is measured beside whole vectors.
+
+    ``fusion`` fuses whole vectors with BM25, which is measured as well. Without ``precision`` the store's own is
+    measured.
+    """
+
+    dims: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Also by the first N numbers of each vector. (--retrieval)")
+    ] = None
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="What vectors are compared in: float, int8, binary. (--retrieval)"),
+    ] = None
+    rescore: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="Also score this many times the usual number of int8's and binary's first documents again, by queries "
+            "in float. (--retrieval)",
+        ),
+    ] = None
+    bm25: Annotated[bool, typer.Option("--bm25", help="BM25 beside the model. (--retrieval)")] = False
+    fusion: Annotated[
+        bool,
+        typer.Option("--fusion", help="BM25, and both fused by reciprocal ranks, with the difference. (--retrieval)"),
+    ] = False
+
+    def __post_init__(self) -> None:
+        _ = self.dimensions  # what are no numbers is refused before anything is begun
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The numbers of ``dims``. Raises ``ConfigError`` where they are none."""
+        words = _words(self.dims)
+        if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 20 for word in words):
+            raise ConfigError(f"--dims {self.dims}: whole numbers separated by commas are expected, such as 256,64")
+        return tuple(dict.fromkeys(map(int, words)))
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The names of ``precision``."""
+        return tuple(_words(self.precision))
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []
+
+
+@dataclass(frozen=True)
+class RerankSettings:
+    """Settings of an evaluation of a reranker: the candidates of each query."""
+
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="The first stage: bm25 (default), a run file in TREC's form, or an encoder as for capt encode. "
+            "(--rerank)",
+        ),
+    ] = None
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Candidates of a query that are scored; default 100. (--rerank)")
+    ] = None
 
 
 @dataclass(frozen=True)

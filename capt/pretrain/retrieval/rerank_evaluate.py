@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.retrieval.data import Collection, read_sets
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
+from capt.pretrain.retrieval.encode import embed, rows_of
 from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.metrics import DEPTH
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RerankSettings
 from capt.pretrain.retrieval.rankings import Rankings, SearchCorpus, bm25_rankings, vector_rankings
 from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
 from capt.pretrain.retrieval.results import (
@@ -31,25 +30,9 @@ from capt.pretrain.retrieval.results import (
     figures_of,
     finished,
 )
+from capt.pretrain.retrieval.store import require_dtype
 
 RUN, ENCODER = "run", "encoder"
-
-
-@dataclass(frozen=True)
-class RerankSettings:
-    """Settings of an evaluation of a reranker.
-
-    Attributes:
-        candidates: the first stage: ``bm25``, a run file in TREC's form, or what `load_text_encoder` takes.
-        depth: candidates of a query that are scored.
-        split: of BEIR folders.
-        per_query: file for the figures of each query.
-    """
-
-    candidates: str = BM25
-    depth: int = DEPTH
-    split: str | None = None
-    per_query: Path | None = None
 
 
 def evaluate_reranker(
@@ -58,6 +41,8 @@ def evaluate_reranker(
     options: EncodeOptions,
     settings: RerankSettings,
     *,
+    split: str | None = None,
+    per_query: Path | None = None,
     out: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
@@ -70,7 +55,9 @@ def evaluate_reranker(
         model: see `load_reranker`.
         sets: see `read_sets`.
         options: where scores are kept, and tokens of a batch.
-        settings: the first stage, and what is written beside the result.
+        settings: the first stage, and how many of its documents are scored.
+        split: of BEIR folders.
+        per_query: file of JSON lines for the figures of each query.
         out: JSON file to write the result to as well.
         progress: called with pairs scored.
 
@@ -78,33 +65,36 @@ def evaluate_reranker(
         DataError: a data set or the run file cannot be used.
         CheckpointError: as `load_reranker`.
     """
+    require_dtype(options.dtype)
+    candidates, depth = settings.candidates or BM25, settings.depth or DEPTH
     with synchronize_errors(patient=True):
-        collections = read_sets(sets, settings.split, "--rerank")
-        is_run = settings.candidates != BM25 and Path(settings.candidates).is_file()
+        collections = read_sets(sets, split, "--rerank")
+        is_run = candidates != BM25 and Path(candidates).is_file()
         if is_run and len(collections) > 1:
-            raise ConfigError(f"--candidates {settings.candidates}: a run is of one data set; give one with --rerank")
+            raise ConfigError(f"--candidates {candidates}: a run is of one data set; give one with --rerank")
         # The first stage is read before the model, and both before hours of scoring.
-        run = read_trec_run(Path(settings.candidates)) if is_run else None
+        run = read_trec_run(Path(candidates)) if is_run else None
         scorer = load_reranker(model)
     sections, lines = [], []
     for collection in collections:
-        section, figures = _evaluate_set(scorer, collection, options, settings, run, progress)
+        section, figures = _evaluate_set(scorer, collection, options, candidates, depth, run, progress)
         sections.append(section)
         lines += figures
-    return finished(model, sections, lines, settings.per_query, out)
+    return finished(model, sections, lines, per_query, out)
 
 
 def _evaluate_set(
     scorer: PairScorer,
     collection: Collection,
     options: EncodeOptions,
-    settings: RerankSettings,
+    candidates: str,
+    depth: int,
     run: Mapping[str, Mapping[str, float]] | None,
     progress: ProgressCallback | None,
 ) -> tuple[Section, list[dict[str, Any]]]:
     with synchronize_errors(patient=True):
         corpus = SearchCorpus.of(collection)
-    stage, about, first = _first_stage(collection, corpus, options, settings, run)
+    stage, about, first = _first_stage(collection, corpus, options, candidates, depth, run)
     with synchronize_errors(patient=True):
         wanted = {name for ranking in first for name in ranking}
         texts = {name: text for name, text in collection.documents() if name in wanted}
@@ -114,7 +104,7 @@ def _evaluate_set(
     reranked = [by_score({name: next(scores) for name in ranking}) for ranking in first]
     poolers, measured, lines = figures_of(collection, {RERANKED: reranked, stage: first})
     protocol = [
-        *about_set(collection, corpus), f"the first {settings.depth} of {about}", _misses(collection, first),
+        *about_set(collection, corpus), f"the first {depth} of {about}", _misses(collection, first),
         f"reranked by {scorer.protocol()}", used_versions(),
     ]  # fmt: skip
     section = Section(
@@ -128,19 +118,19 @@ def _first_stage(
     collection: Collection,
     corpus: SearchCorpus,
     options: EncodeOptions,
-    settings: RerankSettings,
+    candidates: str,
+    depth: int,
     run: Mapping[str, Mapping[str, float]] | None,
 ) -> tuple[str, str, Rankings]:
     """Return the name of the first stage, what it is, and the candidates of each query, the best first."""
-    depth = settings.depth
     if run is not None:
         with synchronize_errors(patient=True):
-            return RUN, f"the run {settings.candidates}", _of_run(run, settings, collection, corpus)
-    if settings.candidates == BM25:
+            return RUN, f"the run {candidates}", _of_run(run, candidates, depth, collection, corpus)
+    if candidates == BM25:
         with synchronize_errors(patient=True):
             return BM25, about_bm25(), bm25_rankings(collection, corpus, depth)
     with synchronize_errors(patient=True):
-        encoder = load_text_encoder(Path(settings.candidates), EncoderOptions())
+        encoder = load_text_encoder(Path(candidates), EncoderOptions())
     asked = [text for _, text in collection.queries]
     queries = embed(encoder, asked, "query", options)
     documents = embed(
@@ -148,13 +138,13 @@ def _first_stage(
     )
     rows = rows_of(queries, asked)
     found = vector_rankings(encoder, collection, rows, documents, corpus, encoder.dimension, depth)
-    return ENCODER, f"{settings.candidates}: {encoder.protocol()}", found
+    return ENCODER, f"{candidates}: {encoder.protocol()}", found
 
 
 def _of_run(
-    run: Mapping[str, Mapping[str, float]], settings: RerankSettings, collection: Collection, corpus: SearchCorpus
+    run: Mapping[str, Mapping[str, float]], where: str, depth: int, collection: Collection, corpus: SearchCorpus
 ) -> Rankings:
-    where, known = settings.candidates, set(corpus.names)
+    known = set(corpus.names)
     if not any(name in run for name, _ in collection.queries):
         raise DataError(
             f"{where}: none of the queries of {collection.name} is in it: it has ids such as {shown(next(iter(run)))}, "
@@ -163,7 +153,7 @@ def _of_run(
     for query, _ in collection.queries:
         if unknown := next((name for name in run.get(query, ()) if name not in known), None):
             raise DataError(f"{where}: the document {shown(unknown)} of query {shown(query)} is not in the corpus")
-    return [corpus.others(query, by_score(run.get(query, {})))[: settings.depth] for query, _ in collection.queries]
+    return [corpus.others(query, by_score(run.get(query, {})))[:depth] for query, _ in collection.queries]
 
 
 def _misses(collection: Collection, first: Rankings) -> str:

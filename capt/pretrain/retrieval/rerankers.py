@@ -24,8 +24,9 @@ from capt.pretrain.engine.task import Role
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf
 from capt.pretrain.registry import FOREIGN_CLASSIFIER
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_in_batches, rows_of
+from capt.pretrain.retrieval.encode import embed, rows_in_batches, rows_of
 from capt.pretrain.retrieval.encoders import facts_of, hashes_of_checkpoint, hashes_of_folder
+from capt.pretrain.retrieval.options import EncodeOptions
 from capt.pretrain.retrieval.sentence_models import limit_of, load_cross_encoder, token_counts
 from capt.pretrain.retrieval.store import DType, Pair, VectorIdentity
 

@@ -19,9 +19,9 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.shrink import shrink_model
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.export import command
-from capt.pretrain.retrieval.encode import EncodeOptions, embed
+from capt.pretrain.retrieval.encode import embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions
 from tests.finetune import write_encoder
 from tests.pairs import pairs_mapping, taught_by
 from tests.runs import rows_of
@@ -190,7 +190,7 @@ def test_the_first_and_the_last_layer_learn_the_vectors_of_all_and_are_exported(
     mine, texts = _texts(1, 60), tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in mine))
     shrink_model(tmp_path / "whole", tmp_path / "small", layers=[0, -1], texts=lambda: mine)
-    store = EncodeOptions(tmp_path / "vectors")
+    store = EncodeOptions(str(tmp_path / "vectors"))
     embed(load_text_encoder(tmp_path / "whole", EncoderOptions(length=24)), mine, "document", store)
     mapping = pairs_mapping(
         tmp_path, schedule={"max_steps": 30}, validate={"every": 30}, optimizer={"lr": 3e-3},

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from capt.launcher.cli import app
-from capt.launcher.commands import retrieval
+from capt.launcher.commands import options
 
 
 @pytest.mark.parametrize(("found", "few"), [(40, 0), (3, 19), (0, 20)])
@@ -21,7 +21,7 @@ def test_the_next_command_asks_for_negatives_that_there_are(
         "rows_read": 20, "rows_written": 20, "rows_with_too_few_negatives": few, "negative_scores": {"count": found},
         "removed": {"above --max-score": {"count": 60, "share": 0.3}},
     }  # fmt: skip
-    monkeypatch.setattr(retrieval, "carry_out", lambda *_, **__: audit)
+    monkeypatch.setattr(options, "carry_out", lambda *_, **__: audit)
     arguments = ["--pairs", "pairs.jsonl", "--model", "model", "--number", "2", "--short", "keep"]
     said = CliRunner().invoke(app, ["mine", *arguments, "--out", str(tmp_path / "mined")]).output
     assert "data.form=flagembedding" in said

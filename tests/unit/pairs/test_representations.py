@@ -23,12 +23,11 @@ from capt.pretrain.pairs import representations
 from capt.pretrain.pairs.evaluate import command as evaluate_pairs
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.retrieval.data import read_collections
-from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
+from capt.pretrain.retrieval.evaluate import evaluate
 from capt.pretrain.retrieval.index_build import build_index
 from capt.pretrain.retrieval.neighbors import neighbors
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from capt.pretrain.retrieval.search import Scoring
 from tests.pairs import every_form, pairs_mapping, write_pairs
 from tests.runs import rows_of, validations
@@ -87,12 +86,12 @@ def test_it_trains_validates_searches_and_exports(tmp_path: Path) -> None:
     held_out = write_pairs(tmp_path / "held_out.jsonl", 12, seed=5)
     (section,) = evaluate_pairs(tmp_path / "run", data=[held_out])["sections"]
     assert "representation tokens" in section["protocol"]
-    options, encoder = EncodeOptions(tmp_path / "store"), load_text_encoder(tmp_path / "run", EncoderOptions())
+    options, encoder = EncodeOptions(str(tmp_path / "store")), load_text_encoder(tmp_path / "run", EncoderOptions())
     (section,) = evaluate(tmp_path / "run", [beir], options, EncoderOptions(), RetrievalSettings())["sections"]
     assert section["poolers"]["full"]["ndcg@10"] == pytest.approx(after["ndcg@10"], abs=1e-9)
     assert section["scores"] is not None
     with pytest.raises(ConfigError, match=r"a text is no vector \(model.representation=tokens\), and --dims cuts them"):
-        evaluate(tmp_path / "run", [beir], options, EncoderOptions(), RetrievalSettings(dims=(4,)))
+        evaluate(tmp_path / "run", [beir], options, EncoderOptions(), RetrievalSettings(dims="4"))
     with pytest.raises(ConfigError, match=r"a text is no vector.* the index keeps vectors"):
         build_index([tmp_path / "pairs.jsonl"], tmp_path / "run", tmp_path / "index")
     (collection,) = read_collections(beir, None)

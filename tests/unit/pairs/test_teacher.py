@@ -27,10 +27,10 @@ from capt.pretrain.pairs.export import TO_TEACHER, command
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.pairs.views import PairViews
 from capt.pretrain.retrieval.data import read_collections
-from capt.pretrain.retrieval.encode import EncodeOptions, embed
+from capt.pretrain.retrieval.encode import embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.evaluate import evaluate
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from capt.pretrain.retrieval.store import VectorIdentity, VectorStore
 from capt.pretrain.retrieval.validation import RetrievalValidation
 from tests.finetune import write_encoder
@@ -273,7 +273,7 @@ def test_the_teacher_searches_the_folders_of_validation_too(tmp_path: Path) -> N
     """Its figures are those of ``capt evaluate`` for any ranks, from the vectors that the store has of both sides."""
     mapping = _mapping(tmp_path)
     teacher, beir = write_encoder(tmp_path / "teacher", "BertModel"), write_beir(tmp_path / "beir", 40, 8)
-    options, loaded = EncodeOptions(tmp_path / "real"), load_text_encoder(teacher, EncoderOptions())
+    options, loaded = EncodeOptions(str(tmp_path / "real")), load_text_encoder(teacher, EncoderOptions())
     embed(loaded, every_text(tmp_path / "texts.jsonl"), "document", options)
     section = evaluate(teacher, [beir], options, EncoderOptions(), RetrievalSettings())["sections"][0]
     mapping["distillation"]["vectors"] = str(tmp_path / "real")

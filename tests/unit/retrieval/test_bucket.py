@@ -22,7 +22,8 @@ from capt.pretrain.base.stores import tree
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval import bucket as room
 from capt.pretrain.retrieval.bucket import BucketVectors
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
+from capt.pretrain.retrieval.encode import embed, rows_of
+from capt.pretrain.retrieval.options import EncodeOptions
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
 from capt.pretrain.retrieval.store import ID, VectorIdentity, VectorStore
 from tests.support import run_capt, run_ranks, start_forked
@@ -120,7 +121,7 @@ def test_machines_that_are_killed_encode_nothing_that_is_in_the_bucket(bucket: s
     assert run_ranks(_encode, 2, url, str(last), environment) == [len(TEXTS)] * 2
     assert len(_encoded(last)) == len(set(_encoded(last))) == len(TEXTS) - len(before)
     assert not before & set(_encoded(last))
-    local = rows_of(embed(ToyEncoder(), TEXTS, "document", EncodeOptions(tmp_path / "here", tokens=60)), TEXTS)
+    local = rows_of(embed(ToyEncoder(), TEXTS, "document", EncodeOptions(str(tmp_path / "here"), tokens=60)), TEXTS)
     limit = 3 * (BLOCK + 60 * 48)
     small = BucketVectors(url, ToyEncoder().identity("document"), tmp_path / "small", limit)
     for start in range(0, len(TEXTS), 250):

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -18,10 +19,10 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, U
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.compare import compare
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
-from capt.pretrain.retrieval.encode import EncodeOptions, embed
+from capt.pretrain.retrieval.encode import embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.evaluate import evaluate
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from capt.pretrain.retrieval.rankings import SearchCorpus
 from capt.pretrain.retrieval.sentence_models import positions_of
 from tests.finetune import write_encoder
@@ -34,8 +35,11 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sentence_folder(tmp_path_factory.mktemp("model") / "st")
 
 
-def measured(model: Path, data: Path, store: Path, **settings: object) -> dict[str, dict[str, float]]:
-    result = evaluate(model, [data], EncodeOptions(store), EncoderOptions(), RetrievalSettings(**settings))  # type: ignore[arg-type]
+def measured(
+    model: Path, data: Path, store: Path, documents_by: Path | None = None, **settings: Any
+) -> dict[str, dict[str, float]]:
+    chosen = EncodeOptions(str(store)), EncoderOptions(), RetrievalSettings(**settings)
+    result = evaluate(model, [data], *chosen, documents_by=documents_by)
     return dict(result["sections"][0]["poolers"])
 
 
@@ -62,7 +66,7 @@ def test_the_figures_are_those_of_sentence_transformers(sentences: Path, tmp_pat
         query_prompt_name="query",
         corpus_prompt_name="document",
     )(SentenceTransformer(str(sentences), device="cpu"))
-    ours = measured(sentences, folder, tmp_path / "store", dims=(8,))
+    ours = measured(sentences, folder, tmp_path / "store", dims="8")
     for name in METRICS:
         (expected,) = (value for key, value in theirs.items() if key.replace("cosine_", "") == name)
         assert ours["full"][name] == pytest.approx(expected, abs=1e-9), name
@@ -84,9 +88,10 @@ def test_documents_may_be_by_another_model(sentences: Path, tmp_path: Path) -> N
         grades = collection.judged[name]
         if max(grades.values()) > 0:
             reciprocal.append(next((1 / place for place, each in enumerate(ranked, 1) if grades.get(each, 0) > 0), 0.0))
-    options = EncodeOptions(tmp_path / "store")
-    settings = RetrievalSettings(documents_by=other, precisions=("int8", "binary"))
-    (section,) = evaluate(sentences, [folder], options, EncoderOptions(), settings)["sections"]
+    options = EncodeOptions(str(tmp_path / "store"))
+    settings = RetrievalSettings(precision="int8,binary")
+    result = evaluate(sentences, [folder], options, EncoderOptions(), settings, documents_by=other)
+    (section,) = result["sections"]
     assert section["name"] == "beir, documents by other, int8 and binary", "a run keeps it beside its own figures"
     found = measured(sentences, folder, tmp_path / "store", documents_by=other)["full"]
     assert found["mrr@10"] == pytest.approx(np.mean(reciprocal), abs=1e-9)
@@ -216,7 +221,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_pa
         (folder / "queries.jsonl").write_text(json.dumps({"_id": name, "text": text}) + "\n")
         (folder / "qrels" / "test.tsv").write_text(f"q\td\ts\n{name}\t{relevant}\t1\n")
         plain = EncoderOptions(query_prompt="", document_prompt="")
-        result = evaluate(sentences, [folder], EncodeOptions(tmp_path / "store"), plain, RetrievalSettings())
+        result = evaluate(sentences, [folder], EncodeOptions(str(tmp_path / "store")), plain, RetrievalSettings())
         assert ("left out of its own ranking" in result["sections"][0]["protocol"]) == left_out
         if relevant == "d4":
             assert result["sections"][0]["poolers"]["full"]["mrr@10"] == 1
@@ -546,4 +551,4 @@ def test_embedding_is_refused_where_a_vector_is_not_finite(tmp_path: Path) -> No
             return np.full((len(texts), self.dimension), np.nan, dtype=np.float32)
 
     with pytest.raises(DataError, match="cannot hold"):
-        embed(Broken(), ["a"], "document", EncodeOptions(tmp_path))
+        embed(Broken(), ["a"], "document", EncodeOptions(str(tmp_path)))

@@ -300,18 +300,18 @@ def test_a_model_that_does_not_fit_is_refused_before_work(models: Path, tmp_path
     beir, store = write_beir(tmp_path / "beir"), tmp_path / "store"
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"query": f"no {word}", "pos": [word]}) + "\n" for word in TEXTS))
-    options = {"store": str(store), "dtype": "fp32", "tokens": None, "cache_bytes": None}
-    mining = {"command": "mine", "pairs": [str(pairs)], "corpus": str(beir), "encoder": {}, "store": options,
+    # As ranks read it of a file.
+    plain: dict[str, Any] = {"options": {"store": str(store)}, "encoder_options": {}}
+    mining = {**plain, "call": "capt.pretrain.retrieval.mine:mine", "pairs": [str(pairs)], "corpus": str(beir),
               "rules": {"short": "keep"}, "out": str(tmp_path / "mined")}  # fmt: skip
-    evaluation = {"dims": [], "precisions": [], "bm25": False, "split": None, "per_query": None}
 
     def encode(model: Path) -> object:
-        return perform({"command": "encode", "model": str(model), "text": [str(beir)], "role": "document",
-                        "encoder": {}, "store": options})  # fmt: skip
+        return perform({**plain, "call": "capt.pretrain.retrieval.work:encode_all", "model": str(model),
+                        "text": [str(beir)], "role": "document"})  # fmt: skip
 
     def evaluate(model: Path) -> object:
-        return perform({"command": "evaluate", "model": str(model), "sets": [str(beir)], "encoder": {},
-                        "store": options, "settings": dict(evaluation), "out": None})  # fmt: skip
+        return perform({**plain, "call": "capt.pretrain.retrieval.evaluate:evaluate", "model": str(model),
+                        "sets": [str(beir)], "settings": {}})  # fmt: skip
 
     def mine(model: Path) -> object:
         return perform({**mining, "model": str(model), "cross_encoder": None})

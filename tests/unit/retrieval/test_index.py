@@ -22,13 +22,12 @@ from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval import index as room
 from capt.pretrain.retrieval import index_build
 from capt.pretrain.retrieval.data import read_collections
-from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
+from capt.pretrain.retrieval.evaluate import evaluate
 from capt.pretrain.retrieval.graph import has_faiss
 from capt.pretrain.retrieval.index import BuildOptions, Hit, SearchIndex, build_index
 from capt.pretrain.retrieval.index_measure import measure_index
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from capt.pretrain.retrieval.passages import PassageCutter
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, html_text, read_sources
 from tests.support import Capt, start_forked
@@ -361,7 +360,7 @@ def test_the_search_is_that_of_the_evaluation(sentences: Path, tmp_path: Path) -
     (folder / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = RetrievalSettings(fusion=True)
-    expected = evaluate(sentences, [folder], EncodeOptions(tmp_path / "store"), EncoderOptions(), settings)
+    expected = evaluate(sentences, [folder], EncodeOptions(str(tmp_path / "store")), EncoderOptions(), settings)
     build_index([folder], sentences, tmp_path / "index")
     result = measure_index(SearchIndex.open(tmp_path / "index"), tmp_path / "questions.jsonl")
     theirs, ours = (each["sections"][0] for each in (expected, result))

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.engine.task import Role
-from capt.pretrain.retrieval.encode import EncodeOptions
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from tests.support import start_forked
 from tests.unit.retrieval.toy import ToyEncoder, write_beir
 
@@ -40,8 +39,8 @@ def _evaluate(home: str, store: str) -> None:
     room.load_text_encoder = lambda *_: Slow()
     path = Path(home)
     room.evaluate(
-        Path("toy"), [path / "beir"], EncodeOptions(path / store, tokens=60), EncoderOptions(),
-        room.RetrievalSettings(dims=(6,)), out=path / f"{store}.json",
+        Path("toy"), [path / "beir"], EncodeOptions(str(path / store), tokens=60), EncoderOptions(),
+        RetrievalSettings(dims="6"), out=path / f"{store}.json",
     )  # fmt: skip
 
 
@@ -52,7 +51,7 @@ def _mine(home: str, store: str) -> None:
     path = Path(home)
     room.mine(
         [path / "pairs.jsonl"], path / "beir", Path("toy"), path / f"{store}-mined",
-        EncodeOptions(path / store, tokens=60), EncoderOptions(), room.Rules(number=3),
+        EncodeOptions(str(path / store), tokens=60), EncoderOptions(), room.Rules(number=3),
     )  # fmt: skip
 
 

@@ -15,9 +15,8 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval import mine as room
 from capt.pretrain.retrieval.audit import faults, page
-from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.mine import mine
-from capt.pretrain.retrieval.options import EncoderOptions, Rules
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, Rules
 from capt.pretrain.retrieval.search import unit_rows
 from tests.support import Capt, run_ranks
 from tests.unit.retrieval.toy import ToyEncoder, ToyScorer, write_beir, write_sentence_folder
@@ -57,7 +56,13 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def mined(folder: Path, name: str = "out", **rules: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     pairs, corpus = write_pairs(folder)
     audit = mine(
-        [pairs], corpus, Path("toy"), folder / name, EncodeOptions(folder / "store"), EncoderOptions(), Rules(**rules)
+        [pairs],
+        corpus,
+        Path("toy"),
+        folder / name,
+        EncodeOptions(str(folder / "store")),
+        EncoderOptions(),
+        Rules(**rules),
     )
     lines = [json.loads(line) for line in (folder / name / "pairs.jsonl").read_text().splitlines()]
     assert json.loads((folder / name / "audit.json").read_text()) == audit
@@ -153,7 +158,7 @@ def test_negatives_that_a_row_has_stay_and_are_not_mined_again(tmp_path: Path) -
         corpus,
         Path("toy"),
         tmp_path / "2",
-        EncodeOptions(tmp_path / "store"),
+        EncodeOptions(str(tmp_path / "store")),
         EncoderOptions(),
         Rules(number=1),
     )
@@ -175,8 +180,8 @@ def test_training_reads_what_was_mined(names: tuple[str, ...], scores: tuple[str
     rows = [{**dict(zip(names, texts, strict=True)), **{name: [0.5] for name in scores}} for texts in given]
     pairs = tmp_path / "named.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
-                 Rules(number=2))  # fmt: skip
+    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(str(tmp_path / "store")),
+                 EncoderOptions(), Rules(number=2))  # fmt: skip
     read = [pair for _, pair in read_pairs([tmp_path / "out" / "pairs.jsonl"])]
     assert [(pair.query, pair.positives, pair.negatives[0]) for pair in read] == [(q, (p,), n) for q, p, n in given]
     assert [len(pair.negatives) for pair in read] == [3, 3, 3]
@@ -196,7 +201,7 @@ def test_the_command_that_is_named_trains_on_what_was_mined_from_scored_rows(col
         corpus,
         Path("toy"),
         tmp_path / "out",
-        EncodeOptions(tmp_path / "store"),
+        EncodeOptions(str(tmp_path / "store")),
         EncoderOptions(),
         Rules(number=2),
     )
@@ -214,7 +219,7 @@ def test_a_copy_of_a_positive_is_no_negative(copy: dict[str, str], tmp_path: Pat
     pairs.write_text(json.dumps({"query": "a door", "pos": ["cafe\u0301 door"]}) + "\n")
     rows = [{"_id": "other id", **copy}, {"_id": "1", "text": "a stone"}, {"_id": "2", "text": "a house"}]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
+    mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(str(tmp_path / "store")), EncoderOptions(),
          Rules(number=2, last=2))  # fmt: skip
     (line,) = (json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines())
     assert sorted(line["neg"]) == ["a house", "a stone"]
@@ -234,7 +239,7 @@ def test_passages_of_a_folder_are_those_of_a_search_and_none_holds_a_positive(
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text(json.dumps({"query": "what does the king do", "pos": ["opens  the door"]}) + "\n")
     # A folder for the output within the documents is no source.
-    audit = mine([pairs], folder, Path("toy"), folder / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
+    audit = mine([pairs], folder, Path("toy"), folder / "out", EncodeOptions(str(tmp_path / "store")), EncoderOptions(),
                  Rules(number=2, last=2))  # fmt: skip
     (line,) = (json.loads(line) for line in (folder / "out" / "pairs.jsonl").read_text().splitlines())
     assert audit["documents"] == 5
@@ -254,7 +259,7 @@ def test_a_bad_row_of_the_input_is_named(row: dict[str, Any], says: str, tmp_pat
     pairs = tmp_path / "bad.jsonl"
     pairs.write_text(json.dumps({"query": "x", "pos": ["y"]}) + "\n" + json.dumps(row) + "\n")
     with pytest.raises(DataError, match=rf"bad.jsonl, line 2: .*{says}"):
-        mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
+        mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(str(tmp_path / "store")), EncoderOptions(),
              Rules(number=1))  # fmt: skip
 
 
@@ -334,8 +339,9 @@ def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.
     old = {"query": "a river in a town", "pos": ["the river"], "neg": ["a longer text than all others", "b"],
            "pos_scores": [7], "negative_scores": [3, 2]}  # fmt: skip
     pairs.write_text(pairs.read_text() + json.dumps(old) + "\n")
-    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
-                 Rules(number=3, last=40, margin=0.01, short="keep"), cross_encoder=Path("cross"))  # fmt: skip
+    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(str(tmp_path / "store")),
+                 EncoderOptions(), Rules(number=3, last=40, margin=0.01, short="keep"),
+                 cross_encoder=Path("cross"))  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
     assert audit["cross_encoder"] == "cross"
     assert sum(len(line["neg"]) for line in lines) > 10
@@ -348,7 +354,7 @@ def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.
         assert line["neg_scores"] == sorted((len(text) / 64 for text in line["neg"]), reverse=True)
         assert all(score <= min(line["pos_scores"]) - 0.01 for score in line["neg_scores"])
     before = cross.scored
-    mine([pairs], corpus, Path("toy"), tmp_path / "again", EncodeOptions(tmp_path / "store"), EncoderOptions(),
+    mine([pairs], corpus, Path("toy"), tmp_path / "again", EncodeOptions(str(tmp_path / "store")), EncoderOptions(),
          Rules(number=3, last=40, margin=0.01, short="keep"), cross_encoder=Path("cross"))  # fmt: skip
     assert cross.scored == before, "scores are kept, as vectors are"
     assert (tmp_path / "again" / "pairs.jsonl").read_bytes() == (tmp_path / "out" / "pairs.jsonl").read_bytes()
@@ -400,7 +406,7 @@ def _of_rank(folder: str, name: str) -> bytes:
     room.load_text_encoder = lambda *_: ToyEncoder()  # type: ignore[assignment]
     rankings.BLOCK = 16
     home, out = Path(folder), Path(folder) / name
-    options = EncodeOptions(out.with_suffix(".store"), tokens=40)
+    options = EncodeOptions(str(out.with_suffix(".store")), tokens=40)
     mine([home / "pairs.jsonl"], home / "corpus.jsonl", Path("toy"), out, options, EncoderOptions(), Rules(number=5))
     return (out / "pairs.jsonl").read_bytes()
 

@@ -13,13 +13,12 @@ import sentence_transformers.util.quantization as theirs
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json, write_json
+from capt.pretrain.retrieval import encode, rankings
 from capt.pretrain.retrieval import evaluate as evaluation
-from capt.pretrain.retrieval import rankings
 from capt.pretrain.retrieval import store as stores
 from capt.pretrain.retrieval.data import read_collections
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
-from capt.pretrain.retrieval.evaluate import RetrievalSettings
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.encode import embed, rows_of, stored_vectors
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from capt.pretrain.retrieval.precisions import HammingTopK, QuantizedScoring
 from capt.pretrain.retrieval.quantize import Ranges, bits_of, signs_of
 from capt.pretrain.retrieval.search import TopK, unit_rows
@@ -35,7 +34,7 @@ def measured(
 ) -> dict[str, dict[str, float]]:
     patch.setattr(evaluation, "load_text_encoder", lambda *_: ToyEncoder(dim))
     result = evaluation.evaluate(
-        Path("toy"), [data], EncodeOptions(store, dtype), EncoderOptions(), RetrievalSettings(**settings)
+        Path("toy"), [data], EncodeOptions(str(store), dtype), EncoderOptions(), RetrievalSettings(**settings)
     )  # fmt: skip
     return dict(result["sections"][0]["poolers"])
 
@@ -95,12 +94,12 @@ def test_figures_are_those_of_sentence_transformers_and_trec_eval(
     """The library's codes and dequantized candidates of the same vectors, ranked and measured by pytrec_eval."""
     pytrec_eval = pytest.importorskip("pytrec_eval", reason="pytrec-eval-terrier is not installed")
     folder = write_beir(tmp_path / "beir", documents=700, queries=30)
-    ours = measured(folder, tmp_path / "store", monkeypatch, precisions=("float", "int8", "binary"), rescore=2)
+    ours = measured(folder, tmp_path / "store", monkeypatch, precision="float,int8,binary", rescore=2)
     assert list(ours) == ["full", "int8", "int8 x2", "binary", "binary x2"]
     plain = measured(folder, tmp_path / "store", monkeypatch)
     assert ours["full"] == plain["full"], "the float column stays"
     (collection,) = read_collections(folder)
-    options, encoder = EncodeOptions(tmp_path / "store"), ToyEncoder(DIM)
+    options, encoder = EncodeOptions(str(tmp_path / "store")), ToyEncoder(DIM)
     names, texts = zip(*collection.documents(), strict=True)
     asked = [text for _, text in collection.queries]
     q = unit_rows(rows_of(embed(encoder, asked, "query", options), asked))
@@ -134,7 +133,7 @@ def test_figures_are_those_of_sentence_transformers_and_trec_eval(
                 expected = np.mean([found[query][measure] for query in judged])
                 assert ours[system][figure] == pytest.approx(expected, abs=1e-9), (system, figure)
     assert len({tuple(each.values()) for each in ours.values()}) == 5, "precisions differ"
-    cut = measured(folder, tmp_path / "store", monkeypatch, precisions=("int8",), dims=(7,), rescore=2)
+    cut = measured(folder, tmp_path / "store", monkeypatch, precision="int8", dims="7", rescore=2)
     assert list(cut) == ["int8", "int8 x2", "7 int8", "7 int8 x2"]
     assert cut["7 int8"] != cut["int8"]
 
@@ -149,11 +148,11 @@ def test_a_store_of_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
         store = tmp_path / dtype
         kept = measured(folder, store, monkeypatch, dtype, dim)
         assert list(kept) == [dtype]
-        assert kept == measured(folder, tmp_path / "fp32", monkeypatch, dim=dim, precisions=(dtype,))
+        assert kept == measured(folder, tmp_path / "fp32", monkeypatch, dim=dim, precision=dtype)
         (rows,) = [path for path in store.rglob("*.rows") if read_json(path.parent / "identity.json")["dtype"] == dtype]
         assert rows.stat().st_size == distinct * size
     again = ToyEncoder(dim)
-    vectors = embed(again, texts, "document", EncodeOptions(tmp_path / "int8", "int8"))
+    vectors = embed(again, texts, "document", EncodeOptions(str(tmp_path / "int8"), "int8"))
     assert not again.encoded, "nothing is encoded twice"
     exact = unit_rows(np.stack([again._vector(text) for text in texts]))
     assert np.abs(rows_of(vectors, texts) - exact).max() < vectors.ranges.steps.max()  # type: ignore[union-attr]
@@ -161,20 +160,20 @@ def test_a_store_of_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     before = path.read_bytes()
     others = [f"zebra {i} zebra" for i in range(40)]
     with caplog.at_level(logging.WARNING):
-        embed(again, others, "document", EncodeOptions(tmp_path / "int8", "int8"))
+        embed(again, others, "document", EncodeOptions(str(tmp_path / "int8"), "int8"))
     assert "lie outside of the ranges of int8, which come from 300 texts" in caplog.text
     assert path.read_bytes() == before
     with caplog.at_level(logging.WARNING):
-        embed(again, others, "document", EncodeOptions(tmp_path / "few", "int8"))
+        embed(again, others, "document", EncodeOptions(str(tmp_path / "few"), "int8"))
     assert "the ranges of int8 come from 40 texts alone" in caplog.text
     faults: list[Any] = [{"low": [0.0] * dim}, [], {"vectors": 3, "low": [1.0] * dim, "high": [0.0] * dim}]
     for fault in faults:
         write_json(path, fault)
         with pytest.raises(DataError, match=r"ranges\.json: not the ranges of 64 dimensions in int8"):
-            embed(again, texts, "document", EncodeOptions(tmp_path / "int8", "int8"))
+            embed(again, texts, "document", EncodeOptions(str(tmp_path / "int8"), "int8"))
     path.unlink()
     with pytest.raises(DataError, match=r"no ranges\.json, without which its numbers say nothing: remove the folder"):
-        embed(again, texts, "document", EncodeOptions(tmp_path / "int8", "int8"))
+        embed(again, texts, "document", EncodeOptions(str(tmp_path / "int8"), "int8"))
 
 
 def test_of_two_that_begin_a_store_one_calibrates_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,19 +198,18 @@ def test_of_two_that_begin_a_store_one_calibrates_it(tmp_path: Path, monkeypatch
         assert each.ranges.record() == other.record()
 
 
-class _Raced(EncodeOptions):
+def _opened_late(options: EncodeOptions, identity: VectorIdentity) -> Vectors:
     """Rank 1 opens the store after another process has calibrated it, and rank 0 before."""
-
-    def vectors_of(self, identity: VectorIdentity) -> Vectors:
-        found = super().vectors_of(identity)
-        distributed.barrier()
-        if distributed.rank():
-            found.calibrate(Ranges.of([np.eye(DIM, dtype=np.float32), -np.eye(DIM, dtype=np.float32)], DIM))
-        return found
+    found = stored_vectors(options, identity)
+    distributed.barrier()
+    if distributed.rank():
+        found.calibrate(Ranges.of([np.eye(DIM, dtype=np.float32), -np.eye(DIM, dtype=np.float32)], DIM))
+    return found
 
 
 def _raced(folder: Path) -> int:
-    store = embed(ToyEncoder(), [f"word {i}" for i in range(40)], "document", _Raced(folder, "int8"))
+    encode.stored_vectors = _opened_late
+    store = embed(ToyEncoder(), [f"word {i}" for i in range(40)], "document", EncodeOptions(str(folder), "int8"))
     assert store.ranges is not None
     assert len(store) == 40
     return store.ranges.count
@@ -224,12 +222,12 @@ def test_ranks_that_open_a_store_before_and_after_its_ranges_take_the_same(tmp_p
 def test_what_cannot_be_measured_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_beir(tmp_path / "beir")
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("fp32", {"precisions": ("int4",)}, "--precision int4: unknown; did you mean .int8"),
-        ("fp32", {"precisions": ("int8", "int8")}, "names int8 twice"),
+        ("fp32", {"precision": "int4"}, "--precision int4: unknown; did you mean .int8"),
+        ("fp32", {"precision": "int8,int8"}, "names int8 twice"),
         ("fp32", {"rescore": 4}, "--rescore 4 applies to a quantized search"),
-        ("int8", {"precisions": ("float",)}, "--precision float: --dtype int8 keeps vectors in int8 alone"),
-        ("binary", {"dims": (4,)}, "--dims 4: --dtype binary keeps vectors in binary alone"),
-        ("fp32", {"precisions": ("int8",), "fusion": True}, "--precision must name float as well"),
+        ("int8", {"precision": "float"}, "--precision float: --dtype int8 keeps vectors in int8 alone"),
+        ("binary", {"dims": "4"}, "--dims 4: --dtype binary keeps vectors in binary alone"),
+        ("fp32", {"precision": "int8", "fusion": True}, "--precision must name float as well"),
     ]
     for dtype, settings, message in cases:
         with pytest.raises(ConfigError, match=message):
@@ -240,7 +238,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, monkeypatch: pytest.
 def test_two_ranks_find_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges, codes, both searches and what is scored again."""
     folder = write_beir(tmp_path / "beir", documents=300, queries=20)
-    settings: dict[str, Any] = {"precisions": ("int8", "binary"), "rescore": 2}
+    settings: dict[str, Any] = {"precision": "int8,binary", "rescore": 2}
     alone = measured(folder, tmp_path / "one", monkeypatch, **settings)
     # More than there are cost no more than all.
     asked, search = list[int](), rankings.search

@@ -13,10 +13,10 @@ from capt.finetune.text_predictor import load_text_classifier
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.retrieval import rerank_evaluate as room
 from capt.pretrain.retrieval.data import Collection, read_collections
-from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.neighbors import neighbors
+from capt.pretrain.retrieval.options import EncodeOptions, RerankSettings
 from capt.pretrain.retrieval.rankings import SearchCorpus, bm25_rankings
-from capt.pretrain.retrieval.rerank_evaluate import RerankSettings, evaluate_reranker, read_trec_run
+from capt.pretrain.retrieval.rerank_evaluate import evaluate_reranker, read_trec_run
 from capt.pretrain.retrieval.rerankers import RunScorer, load_reranker, score_pairs
 from tests.finetune import write_encoder
 from tests.support import Capt
@@ -45,8 +45,9 @@ def figures(judged: dict[str, dict[str, int]], run: dict[str, dict[str, float]])
     return {"ndcg@10": np.mean(ndcg), "mrr@10": np.mean([each if each > 0.0999 else 0.0 for each in rank])}
 
 
-def measured(model: Path, folder: Path, store: Path, **settings: Any) -> dict[str, Any]:
-    result = evaluate_reranker(model, [folder], EncodeOptions(store), RerankSettings(**settings))
+def measured(model: Path, folder: Path, store: Path, per_query: Path | None = None, **settings: Any) -> dict[str, Any]:
+    chosen = EncodeOptions(str(store)), RerankSettings(**settings)
+    result = evaluate_reranker(model, [folder], *chosen, per_query=per_query)
     section: dict[str, Any] = result["sections"][0]
     return section
 
@@ -150,7 +151,7 @@ def test_a_run_scores_as_its_folder_does(reranker: Path, tmp_path: Path) -> None
     ours = RunScorer("run", classifier, facts)
     assert ours.lengths(pairs) == cross.lengths(pairs)
     assert max(cross.lengths(pairs)) == 24
-    options = EncodeOptions(tmp_path / "store", tokens=40)
+    options = EncodeOptions(str(tmp_path / "store"), tokens=40)
     theirs, mine = score_pairs(cross, pairs * 2, options), score_pairs(ours, pairs, options)
     assert theirs[: len(pairs)] == theirs[len(pairs) :]
     assert len(set(theirs)) > len(pairs) / 2

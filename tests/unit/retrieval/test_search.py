@@ -102,13 +102,14 @@ def test_the_score_of_a_pair_does_not_depend_on_its_place() -> None:
 
 def _of_rank(folder: str) -> list[list[int]]:
     from capt.pretrain.retrieval import rankings as room
-    from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
+    from capt.pretrain.retrieval.encode import embed, rows_of
+    from capt.pretrain.retrieval.options import EncodeOptions
     from tests.unit.retrieval.toy import ToyEncoder
 
     room.BLOCK = 16
     texts = [f"word{i % 37} other{i % 5}" + " more" * (i % 11) for i in range(300)]
     encoder = ToyEncoder()
-    store = embed(encoder, texts, "document", EncodeOptions(Path(folder), tokens=64))
+    store = embed(encoder, texts, "document", EncodeOptions(str(folder), tokens=64))
     queries = rows_of(store, texts[:12])
     names = [str(i) for i in range(300)]
     found = room.search(queries, iter(texts), store, 40, by_id(names), room.Scoring())

@@ -20,7 +20,8 @@ from capt.pretrain.base.distributed import rank
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.engine.task import Role
-from capt.pretrain.retrieval.encode import EncodeOptions, batches, embed, logger, rows_of
+from capt.pretrain.retrieval.encode import batches, embed, logger, rows_of
+from capt.pretrain.retrieval.options import EncodeOptions
 from capt.pretrain.retrieval.store import VectorIdentity, VectorStore
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder
@@ -114,7 +115,7 @@ def test_a_damaged_vector_is_said_and_encoded_again(
 ) -> None:
     """Bits that were flipped anywhere: only those texts are encoded, and every later reader finds the new vectors."""
     texts = [f"word{i} " * (1 + i % 5) for i in range(300)]
-    expected = rows_of(embed(ToyEncoder(), texts, "document", EncodeOptions(tmp_path)), texts)
+    expected = rows_of(embed(ToyEncoder(), texts, "document", EncodeOptions(str(tmp_path))), texts)
     (path,) = tmp_path.rglob("*.rows")
     with path.open("r+b") as file:
         for row in (3, 13, 151):
@@ -128,7 +129,7 @@ def test_a_damaged_vector_is_said_and_encoded_again(
     assert len(encoded) == 3
     caplog.clear()
     again = ToyEncoder()
-    assert (rows_of(embed(again, texts, "document", EncodeOptions(tmp_path)), texts) == expected).all()
+    assert (rows_of(embed(again, texts, "document", EncodeOptions(str(tmp_path))), texts) == expected).all()
     assert again.encoded == []
     assert "damaged" not in caplog.text, "said once"
 
@@ -136,7 +137,7 @@ def test_a_damaged_vector_is_said_and_encoded_again(
 def _repaired(folder: str, texts: list[str]) -> list[str]:
     encoder = ToyEncoder()
     with mock.patch.object(logger, "info") as said:
-        rows_of(embed(encoder, texts, "document", EncodeOptions(Path(folder), tokens=64)), texts)
+        rows_of(embed(encoder, texts, "document", EncodeOptions(str(folder), tokens=64)), texts)
     if rank() == 0:
         assert said.call_args.args[1] == "3 texts", "those of all ranks"
     return encoder.encoded
@@ -156,9 +157,9 @@ def test_batches_are_dense() -> None:
 def test_a_second_call_encodes_nothing(tmp_path: Path) -> None:
     texts = [f"text {i % 40}" for i in range(100)]
     first, second, third = ToyEncoder(), ToyEncoder(), ToyEncoder()
-    embed(first, texts, "document", EncodeOptions(tmp_path))
-    embed(second, reversed(texts), "document", EncodeOptions(tmp_path))
-    store = embed(third, [*texts, "one more"], "document", EncodeOptions(tmp_path))
+    embed(first, texts, "document", EncodeOptions(str(tmp_path)))
+    embed(second, reversed(texts), "document", EncodeOptions(str(tmp_path)))
+    store = embed(third, [*texts, "one more"], "document", EncodeOptions(str(tmp_path)))
     assert sorted(first.encoded) == sorted(set(texts))
     assert second.encoded == []
     assert third.encoded == ["one more"]
@@ -176,7 +177,7 @@ class Slow(ToyEncoder):
 def _work(folder: str, started: Any) -> None:
     started.set()
     texts = [f"word{i} " * (1 + i % 9) for i in range(3000)]
-    embed(Slow(), texts, "document", EncodeOptions(Path(folder), tokens=60))
+    embed(Slow(), texts, "document", EncodeOptions(str(folder), tokens=60))
 
 
 def test_kills_at_ten_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_memory_does_not_grow_with_the_vectors(tmp_path: Path, monkeypatch: pyte
         order = by_id(names)
         tracemalloc.start()
         try:
-            store = embed(encoder, names, "document", EncodeOptions(tmp_path / str(count)))
+            store = embed(encoder, names, "document", EncodeOptions(str(tmp_path / str(count))))
             queries = rows_of(store, names[:3])
             rankings.search(queries, iter(names), store, 10, order, rankings.Scoring())
             peaks.append(tracemalloc.get_traced_memory()[1])

@@ -12,10 +12,9 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.retrieval import METRICS, RetrievalSection
 from capt.pretrain.retrieval.data import read_collections
-from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.encoders import load_text_encoder
-from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
-from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.evaluate import evaluate
+from capt.pretrain.retrieval.options import EncodeOptions, EncoderOptions, RetrievalSettings
 from capt.pretrain.retrieval.validation import part_of
 from tests.language import language_mapping
 from tests.pairs import pairs_mapping
@@ -62,7 +61,7 @@ def test_the_figures_are_those_of_the_evaluation(task: str, stage: int, pooling:
         assert together[0][name] == pytest.approx(alone[0][name], abs=1e-9), name
     assert 0 < alone[0]["ndcg@10"] == pytest.approx((alone[0]["ndcg@10/first"] + alone[0]["ndcg@10/second"]) / 2)
     best = max(alone, key=lambda row: (row["ndcg@10"], -row["step"]))
-    run, options = tmp_path / "run-1", EncodeOptions(tmp_path / "store")
+    run, options = tmp_path / "run-1", EncodeOptions(str(tmp_path / "store"))
     if best["step"]:
         assert f"step-{best['step']:08d}" in str((run / "checkpoints" / "best").resolve())
     result = evaluate(
@@ -70,7 +69,7 @@ def test_the_figures_are_those_of_the_evaluation(task: str, stage: int, pooling:
         sets,
         options,
         EncoderOptions(pooling=pooling),
-        RetrievalSettings(dims=(4,)),
+        RetrievalSettings(dims="4"),
     )
     for section in result["sections"]:
         for name in METRICS:

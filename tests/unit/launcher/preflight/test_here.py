@@ -129,12 +129,13 @@ def test_several_faults_are_lines_of_the_log_and_one_error(caplog: pytest.LogCap
 
 
 def test_a_command_without_the_switch_does_not_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from capt.launcher.commands.retrieval import RankOptions, carry_out
+    from capt.launcher.commands.options import RankOptions, carry_out
 
     monkeypatch.setattr(run, "check_here", lambda *_: [Check("disk", "fail", "full", "free some")])
     with pytest.raises(ConfigError) as caught:
-        carry_out({"command": "encode"}, tmp_path, RankOptions(nproc=2))
+        carry_out("capt.pretrain.retrieval.work:encode_all", tmp_path, RankOptions(nproc=2), {})
     assert str(caught.value) == "preflight: disk: full (free some)"
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_table_has_a_column_of_hosts_where_there_are_some() -> None:
