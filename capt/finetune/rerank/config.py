@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -16,6 +16,7 @@ from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from capt.pretrain.config.schema import BatchSection
 from capt.pretrain.data.config import Patterns
 from capt.pretrain.pairs.data_config import PairData, PairReading, PairSource
+from capt.pretrain.pairs.selection import Selection
 
 METRICS = ("ndcg@10", "mrr@10")
 STORED = tuple(f"stored/{name}" for name in METRICS)
@@ -35,6 +36,17 @@ class RerankTask:
     scale: float = 1.0
     offset: float = 0.0
     score_range: None = None
+
+
+class CandidateSource(PairSource):
+    """Queries with candidates: a score of both is a grade or a teacher's, and the loss says if negatives are needed."""
+
+    needs_negatives: ClassVar[bool] = False
+
+    @property
+    def selection(self) -> Selection:
+        """The rows that are read, whatever their scores."""
+        return replace(super().selection, scores=None)
 
 
 class RerankData(TextData, PairReading):
@@ -75,7 +87,7 @@ class RerankData(TextData, PairReading):
         reading = {name: getattr(self, name) for name in PairReading.model_fields}
         files = getattr(self, key)
         lengths = {"query_length": length, "document_length": length}
-        return PairSource(**{**reading, "negatives": 1}, name=key, files=files, **lengths).completed(PairData())
+        return CandidateSource(**{**reading, "negatives": 1}, name=key, files=files, **lengths).completed(PairData())
 
 
 class RerankLoss(Section):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from capt.finetune.order import chosen_rows
 from capt.finetune.rerank.config import RerankJob
-from capt.finetune.rerank.groups import CandidateRows, Groups, grouped, some_queries, usable
+from capt.finetune.rerank.groups import CandidateRows, Groups, grouped, require_both, some_queries, usable
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.verification import Verifier, all_ranks
 from capt.pretrain.pairs.data_config import require_others
@@ -75,6 +75,7 @@ def read_splits(
         for key, each in found.items()
         if each is not None
     }
+    require_both(rows["train"], job)
     train = some_queries(rows["train"], chosen_rows(len(rows["train"]), data.max_train))
     groups = {
         key: Groups(each, job, tokenizer, length, is_graded=graded[key], **options)

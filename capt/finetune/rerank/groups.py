@@ -259,20 +259,30 @@ def usable(
     }
     if not loss.needs & {"positive", "negative"}:
         lacking["a candidate"] = found.positives.counts(numbers) + found.negatives.counts(numbers) == 0
+    whole = ~np.logical_or.reduce(list(lacking.values()))
+    if not whole.any():
+        raise _none_has(what, next(name for name, mask in lacking.items() if mask.any()), job)
     for name, mask in lacking.items():
         if mask.any() and distributed.rank() == 0:
             logger.warning(
                 "%s: %s without %s left out, which teach nothing by loss.type=%s",
                 what, counted(int(mask.sum()), "query"), name, job.loss.type,
             )  # fmt: skip
-    whole = ~np.logical_or.reduce(list(lacking.values()))
-    if not whole.any():
-        name = next(name for name, mask in lacking.items() if mask.any())
-        raise DataError(
-            f"{what}: no query has {name} among its candidates, which loss.type={job.loss.type} needs"
-            f"{': capt mine writes hard negatives; data.ranks may leave none' if name == 'a negative' else ''}"
-        )
     return found if whole.all() else _rows(found, numbers[whole])
+
+
+def require_both(rows: SourceRows, job: RerankJob) -> None:
+    """Raise ``DataError`` where all candidates that are trained on are positives, or all negatives, and the loss knows
+    no more of them."""
+    if "teacher" not in LOSSES[job.loss.type].needs:
+        for name, lists in (("a positive", rows.positives), ("a negative", rows.negatives)):
+            if not len(lists.values):
+                raise _none_has("data.train", name, job)
+
+
+def _none_has(what: str, name: str, job: RerankJob) -> DataError:
+    hint = ": capt mine writes hard negatives; data.ranks may leave none" if name == "a negative" else ""
+    return DataError(f"{what}: no query has {name} among its candidates, which loss.type={job.loss.type} needs{hint}")
 
 
 def some_queries(rows: SourceRows, numbers: Numbers) -> SourceRows:

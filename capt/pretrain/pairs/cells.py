@@ -73,7 +73,7 @@ QUERY_IDS = ("query-id", "query_id", "qid", "topic")
 GRADES = ("score", "relevance", "rel", "label")
 """Names under which the judgement of a document for a query is known."""
 _TRUTH = {"true": 1, "false": 0}
-_LOWEST, _HIGHEST = -1.0, 5.0
+SIMILARITIES = (-1.0, 5.0)
 """Scores of similarity are cosines, from -1 to 1, or judgements from 0 to 5 as those of STS."""
 
 
@@ -118,8 +118,10 @@ def title_of(place: str, row: Mapping[str, Any]) -> str:
     return title
 
 
-def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
-    """Return the similarity in a cell: a cosine or a judgement up to 5; a label must be from 0 to 1."""
+def score_of(
+    place: str, value: Any, column: str, is_label: bool, among: tuple[float, float] | None = SIMILARITIES
+) -> float:
+    """Return the score in a cell, which must be ``among`` these two (None: any number); a label must be from 0 to 1."""
     if is_label:
         value = _TRUTH.get(str(value).strip().lower(), value)  # datasets and pandas write is_duplicate so
     if is_label and isinstance(value, str) and not is_number(value):
@@ -133,7 +135,7 @@ def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
             f"{place}: {column!r} is {number:g}: labels of classes are no scores; a label is from 0 to 1 here, "
             f"columns={{score: {column}}} says that it is a similarity"
         )
-    if not _LOWEST <= number <= _HIGHEST:
+    if among is not None and not among[0] <= number <= among[1]:
         raise DataError(
             f"{place}: score {number:g} in {column!r} is out of range; a score is a cosine from -1 to 1, or a "
             "similarity from 0 to 5: divide all scores, or correct this one"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_serializer, model_validator
 
@@ -107,6 +107,9 @@ class PairOptions(PairReading):
 
 class PairSource(PairOptions):
     """A source of pairs. What is not set, or null, is as ``data`` says."""
+
+    needs_negatives: ClassVar[bool] = True
+    """True where rows without any negative are refused if ``negatives`` asks for some."""
 
     name: Name = Field(description="name in the log, in errors and in the metrics")
     files: Patterns = Field(description="paths or globs of files with pairs")

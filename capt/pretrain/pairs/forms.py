@@ -232,7 +232,9 @@ def _pair(
     prompt = None if layout.prompt is None else row.get(layout.prompt)
     if len(queries) > 1:
         raise DataError(f"{place}: {layout.query!r} holds {len(queries)} texts; a row has one query")
-    score = None if layout.score is None else score_of(place, row.get(layout.score), layout.score, layout.is_label)
+    score = None
+    if layout.score is not None:
+        score = score_of(place, row.get(layout.score), layout.score, layout.is_label, selection.scores)
     positives = _scored(place, row, layout.positives, layout.positive_scores, texts)
     negatives = _scored(place, row, layout.negatives, layout.negative_scores, texts)
     if not queries or not queries[0].strip():

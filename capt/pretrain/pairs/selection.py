@@ -11,6 +11,7 @@ from pathlib import Path
 from capt.pretrain.data.formats import Choose, ReadOptions, TableRow, has_header
 from capt.pretrain.data.row_filter import RowFilter, Tally, kept_rows
 from capt.pretrain.data.tables import read_table
+from capt.pretrain.pairs.cells import SIMILARITIES
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Selection:
         negatives_below: a hard negative is kept if its score is below this share of the lowest of its positives; where
             that is negative, as far below it as the share of a positive one would be. None = whatever its score.
         stored_negatives: the first ones that are kept; a row with fewer is left out. None = all, whatever their number.
+        scores: lowest and highest score of two texts; a row with another is refused. None = any number is one.
     """
 
     where: str | None = None
     negatives_below: float | None = None
     stored_negatives: int | None = None
+    scores: tuple[float, float] | None = SIMILARITIES
 
     @cached_property
     def _filter(self) -> RowFilter | None:

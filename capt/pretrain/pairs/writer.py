@@ -241,10 +241,10 @@ class RowsWriter:
         """Write what is left, and the record, which holds both arguments.
 
         Raises:
-            DataError: no row has a negative, and some are asked for.
+            DataError: no row has a negative, and the source needs some.
         """
         source = self.source
-        if self.rows and source.negatives and not self._negatives:
+        if self.rows and source.negatives and source.needs_negatives and not self._negatives:
             raise DataError(
                 f"source {source.name}: negatives is {source.negatives}, and no row has a negative: give the rows "
                 "hard negatives (capt mine writes them), or set data.negatives=0"

@@ -135,6 +135,16 @@ def test_pairs_with_grades_are_groups_and_their_grades_are_gains(tmp_path: Path)
     assert found.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
+def test_a_teachers_raw_scores_of_pairs_are_the_targets_as_they_are(tmp_path: Path) -> None:
+    """Logits, which are no similarities: of no range, and above 0 those of positives."""
+    given = [12.5, -11.25, 22.0, -0.5]
+    rows = [{"query": f"q {i % 2}", "document": f"d {i}", "score": score} for i, score in enumerate(given)]
+    train = _splits(tmp_path, rows, loss={"type": "mse"}, data={"positives": 9}).train
+    found = train.draw(np.arange(2), np.zeros(2, dtype=np.int64))
+    assert sorted(found.teacher[found.positive].tolist()) == [12.5, 22.0]
+    assert sorted(found.teacher.tolist()) == sorted(given)
+
+
 def test_grades_that_are_no_positives_are_gains_and_no_first_hit(tmp_path: Path) -> None:
     """The order is d 1, d 3, d 0 for the first query; the second has no positive and no part in the figures."""
     rows = [{"query": "q", "document": f"d {i}", "score": i} for i in (0, 1, 3)]
@@ -177,7 +187,8 @@ def test_the_prompt_of_a_row_is_an_encoders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "changes", "message"),
     [
-        ([{"query": f"q{i}", "pos": [f"a{i}"], "neg": []} for i in range(3)], {}, "no row has a negative: give"),
+        ([{"query": f"q{i}", "pos": [f"a{i}"], "neg": []} for i in range(3)], {}, "infonce needs: capt mine writes hard"),
+        ([{"query": f"q{i}", "pos": [f"a{i}"]} for i in range(3)], {"loss": {"type": "bce"}}, "no query has a negative"),
         ([{"query": f"q{i}", "document": f"d{i}", "score": 0} for i in range(2)]
          + [{"query": "q3", "document": "d3", "score": -1}], {}, "no query has a positive"),
         (ragged_rows(3, 3), {"data": {"ranks": [90, 99]}}, "data.ranks may leave none"),
@@ -208,7 +219,8 @@ def test_a_group_of_one_is_left_out_with_a_word_and_kept_by_a_loss_of_single_pai
     # Its grade makes it a negative, and of that rank none is drawn.
     graded = [{"query": f"q{i % 4}", "document": f"d{i}", "score": int(i % 4 > 0)} for i in range(8)]
     graded = [{"query": "none", "document": "d", "score": 0}, *graded]
-    assert len(_splits(tmp_path, graded, loss={"type": "bce"}, data={"ranks": [2, 9]}).train) == 3
+    graded += [{"query": "many", "document": f"m{i}", "score": 0} for i in range(3)]
+    assert len(_splits(tmp_path, graded, loss={"type": "bce"}, data={"ranks": [2, 9]}).train) == 4
     assert "2 queries without a candidate left out" in caplog.text
 
 
