@@ -188,7 +188,7 @@ def test_the_prompt_of_a_row_is_an_encoders(tmp_path: Path) -> None:
     ("rows", "changes", "message"),
     [
         ([{"query": f"q{i}", "pos": [f"a{i}"], "neg": []} for i in range(3)], {}, "infonce needs: capt mine"),
-        ([{"query": f"q{i}", "pos": [f"a{i}"]} for i in range(3)], {"loss": {"type": "bce"}}, "no query has a negative"),
+        ([{"query": f"q{i}", "pos": [f"a{i}"]} for i in range(3)], {"loss": {"type": "bce"}}, "query has a negative"),
         ([{"query": f"q{i}", "document": f"d{i}", "score": 0} for i in range(2)]
          + [{"query": "q3", "document": "d3", "score": -1}], {}, "no query has a positive"),
         (ragged_rows(3, 3), {"data": {"ranks": [90, 99]}}, "data.ranks may leave none"),
