@@ -18,7 +18,7 @@ import torch
 
 from capt.pretrain.config.load import load_job, load_mapping
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.language.task import LanguageModule
+from capt.pretrain.language.module import LanguageModule
 from tests.language import write_corpus
 from tests.support import run_ranks
 from tests.wire import Traffic, ranks_of, small_job, traffic

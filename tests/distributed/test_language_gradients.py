@@ -26,7 +26,7 @@ def _draw_dropout_by_sample() -> None:
     """Masks of a sample's views by its number and by how often dropout was drawn before in this forward pass."""
     import capt.pretrain.models.layers
     import capt.pretrain.models.roberta
-    from capt.pretrain.language.task import LanguageModule
+    from capt.pretrain.language.module import LanguageModule
 
     state: dict[str, Any] = {}
     forward = LanguageModule.forward

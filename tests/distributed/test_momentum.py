@@ -19,7 +19,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.language.task import LanguageModule
+from capt.pretrain.language.module import LanguageModule
 from tests.language import language_mapping
 from tests.momentum import DECAY, GLOBAL, built, momentum_mapping, whole_weights
 from tests.support import emulate_fp16, run_ranks

@@ -16,7 +16,7 @@ from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_o
 from capt.pretrain.engine.run_folder import CONFIG
 from capt.pretrain.engine.step_folders import step_folder
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.language.task import LanguageModule
+from capt.pretrain.language.module import LanguageModule
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.hf_config import local_folder, origin
 from capt.pretrain.models.hf_model import read_hf, start_from

@@ -12,7 +12,7 @@ from capt.pretrain.bottleneck.heads import Bottleneck
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job, read_weights, verify
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.language.task import LanguageModule
+from capt.pretrain.language.module import LanguageModule
 from capt.pretrain.models.capt import CaptModel, build_model, unpadded
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import PretrainedEncoder, encoder_keys, load_encoder, read_encoder

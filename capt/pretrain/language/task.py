@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -22,14 +21,10 @@ from capt.pretrain.base.process import host_memory
 from capt.pretrain.base.verification import all_ranks, digest_of
 from capt.pretrain.bottleneck.config import POOLED
 from capt.pretrain.bottleneck.folder import start_heads
-from capt.pretrain.bottleneck.heads import Bottleneck, BottleneckOutput, bottleneck_flops
-from capt.pretrain.bottleneck.texts import Texts
+from capt.pretrain.bottleneck.heads import bottleneck_flops
 from capt.pretrain.config.schema import Job
-from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, HeldOut, Scales, masked_scale
-from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.contrastive.views import Views
-from capt.pretrain.convert.reference import Pooling, embed
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.mixture_dataset import MixtureDataset, held_out_samples
 from capt.pretrain.data.passages import PassageDataset
@@ -37,76 +32,13 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics, is_logged
 from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, ViewPlan, Windows
 from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.module import LanguageModule, LanguageOutput
 from capt.pretrain.language.prepare import PreparedLanguage, prepare, vocabulary_of
 from capt.pretrain.language.validation import validate
-from capt.pretrain.models.architecture import EncoderConfig, flops_per_token
-from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
+from capt.pretrain.models.architecture import flops_per_token
 from capt.pretrain.models.hf_model import start_from
 
 logger = logging.getLogger(__name__)
-
-
-class LanguageOutput(NamedTuple):
-    """The model's output and the temperature of this step; ``pooled`` is `CaptModel.pool_views`, if asked for.
-
-    ``bottleneck`` has the sums of its heads, where the texts are given.
-    """
-
-    capt: CaptOutput
-    temperature: float | Tensor
-    pooled: dict[str, Pairs]
-    bottleneck: BottleneckOutput | None = None
-
-
-class LanguageModule(nn.Module):
-    """CAPT model, the heads of a bottleneck if the job has one, and the temperature schedule.
-
-    ``temperature(step)`` is a number, or a tensor with a gradient if learned.
-    """
-
-    def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
-        super().__init__()
-        self.capt = CaptModel(config, contrast=job.contrast.weight > 0)
-        self.bottleneck: Bottleneck | None = None
-        if job.bottleneck.on:  # drawn last: the encoder begins as without
-            self.bottleneck = Bottleneck(job.bottleneck, config, self.capt.encoder.word_embedding)
-        self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
-
-    def forward(
-        self,
-        tokens: Int[Tensor, "n L"],
-        corrupted: Int[Tensor, "n L"] | None = None,
-        positions: Int[Tensor, "n m"] | None = None,
-        labels: Int[Tensor, "n m"] | None = None,
-        documents: Int[Tensor, "n L"] | None = None,
-        *,
-        padded: bool,
-        runs: int | None = None,
-        step: int,
-        pool: bool = False,
-        pooling: Pooling = "mean",
-        texts: Texts | None = None,
-        originals: Int[Tensor, "n L"] | None = None,
-    ) -> LanguageOutput | Float[Tensor, "n h"]:
-        """Both views through the model (see `CaptModel.forward`); with ``pool`` a second time, for validation.
-
-        ``originals`` are the tokens that ``corrupted`` is made of, where these are not ``tokens``.
-
-        Without ``corrupted`` the tokens alone: unit rows of whole texts, by ``pooling``.
-        """
-        if corrupted is None:
-            return embed(self.capt, tokens, pooling)
-        assert positions is not None
-        out = self.capt(tokens, corrupted, positions, labels, documents, padded, runs, texts is not None)
-        sums = None
-        if self.bottleneck is not None and texts is not None and labels is not None:
-            sums = self.bottleneck(out.hidden, tokens if originals is None else originals, texts, self.capt.mlm)
-        return LanguageOutput(
-            capt=out._replace(hidden=None),
-            temperature=self.temperature(step),
-            pooled=self.capt.pool_views(tokens, corrupted, documents, padded) if pool else {},
-            bottleneck=sums,
-        )
 
 
 class _State(ContrastState):

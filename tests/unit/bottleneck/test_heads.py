@@ -17,7 +17,8 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.engines.local import LocalEngine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.language.task import LanguageModule, LanguageTask
+from capt.pretrain.language.module import LanguageModule
+from capt.pretrain.language.task import LanguageTask
 from capt.pretrain.models import cross_entropy
 from capt.pretrain.models.modernbert.config import ModernBertConfig
 from tests.bottleneck import ragged_mapping

@@ -31,9 +31,9 @@ from capt.pretrain.language import evaluate as module
 from capt.pretrain.language.batches import LanguageAssembler
 from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate
 from capt.pretrain.language.load import load_backbone, load_model
+from capt.pretrain.language.module import LanguageModule
 from capt.pretrain.language.prepare import vocabulary_of
 from capt.pretrain.language.sts import score, word_figures
-from capt.pretrain.language.task import LanguageModule
 from capt.tokenizer.encode import load_tokenizer
 from capt.tokenizer.train import train
 from tests.support import run_ranks
