@@ -16,8 +16,8 @@ from capt.finetune.batches import Batch, RowSet, evaluation_batches
 from capt.finetune.load import FineTuned
 from capt.pretrain.base import distributed
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.engine.evaluations import write_result
 from capt.pretrain.engine.provenance import provenance
-from capt.pretrain.engine.run_folder import write_result
 
 # What a fine-tuning task makes of its module's outputs: a loss to train on, and metrics of whole data sets.
 

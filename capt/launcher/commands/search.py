@@ -169,7 +169,7 @@ def measure_search(
 ) -> None:
     """Measure an index on questions of your own: hybrid, dense and bm25, with the intervals of the differences."""
     o.quiet(context)
-    from capt.pretrain.engine.run_folder import sections_as_text
+    from capt.pretrain.engine.evaluations import sections_as_text
     from capt.pretrain.retrieval.index import SearchIndex
     from capt.pretrain.retrieval.index_measure import measure_index
 

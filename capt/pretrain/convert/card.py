@@ -18,7 +18,6 @@ from capt.pretrain.base.files import read_json
 from capt.pretrain.base.sensitive import has_secret
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.metrics_file import METRICS, VALIDATION, MetricsRow, read_metrics
-from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, run_of
 from capt.pretrain.models.hf_config import hub_id, is_hub_id
 
 logger = logging.getLogger(__name__)
@@ -289,23 +288,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "run from its source tree, not installed"
-
-
-def sections_of(checkpoint: Path) -> list[Section]:
-    """Read what ``capt evaluate`` has stored of ``checkpoint``; empty where it is in no run or was never evaluated.
-
-    Raises:
-        DataError: the run's file is not what ``capt evaluate`` writes.
-    """
-    run = run_of(checkpoint)
-    path = None if run is None else run / EVALUATION.format(checkpoint=checkpoint.resolve().name)
-    if path is None or not path.exists():
-        return []
-    return read_sections(path)
-
-
-def with_earlier(checkpoint: Path, sections: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return ``sections`` after the stored ones of ``checkpoint`` that have other names."""
-    names = {section["name"] for section in sections}
-    earlier = [section.model_dump() for section in sections_of(checkpoint) if section.name not in names]
-    return [*earlier, *sections]

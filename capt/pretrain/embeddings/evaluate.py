@@ -13,7 +13,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.similarity import CASE_RULE, RULES, find_sets, score_analogies, score_sets
 from capt.pretrain.engine.checkpoint import find_best
-from capt.pretrain.engine.run_folder import EVALUATION, run_of, save_artifact, write_result
+from capt.pretrain.engine.evaluations import EVALUATION, run_of, save_artifact, write_result
 
 MEASURED = ("word_similarity", "analogies")
 """The parts of a result; each maps the name of a set, or of a file, to its figures."""

@@ -17,15 +17,14 @@ from capt.pretrain.base.distributed import device, rank, world_size
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator
 from capt.pretrain.contrastive.metrics import contrast_metrics, noise_metrics, token_metrics
-from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.data.config import CorruptionConfig, DataConfig
 from capt.pretrain.data.corruption import Corruptor
 from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.data.prepare import prepare
 from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
+from capt.pretrain.engine.evaluations import Figures, Section, keep_sections, sections_as_text, write_result
 from capt.pretrain.engine.provenance import provenance, used_versions
-from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_artifact, sections_as_text, write_result
 from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, validation_batches
 from capt.pretrain.language.load import LoadedLanguageModel, load_hf, load_model
 from capt.pretrain.language.prepare import vocabulary_of
@@ -201,9 +200,7 @@ def command(
     given: dict[str, Any] = {"text": text, "sts": sets, "batch": batch, "seed": seed, "samples": samples}
     result = evaluate(source, **given, poolers=poolers, length=length)
     if not is_hf(checkpoint) and rank() == 0:
-        folder = Path(result["checkpoint"])
-        sections = with_earlier(folder, result["sections"])
-        save_artifact(folder, EVALUATION.format(checkpoint=folder.name), {**result, "sections": sections})
+        keep_sections(Path(result["checkpoint"]), result)
     if there is not None:
         # A model from elsewhere has no aggregation head, but for our own exports.
         shared = [pooler for pooler in poolers if pooler != "head" or there.model.aggregation is not None]
@@ -318,7 +315,7 @@ def _masked_section(
     # A head that was never trained has nothing to measure.
     metrics = token_metrics(*tokens.totals()) if trained.has_mlm else {}
     name = f"{Path(data.files[0]).name}, {rate:.0%} masked"
-    return Section(name=name, protocol=protocol, metrics=dict(metrics), poolers=poolers)
+    return Section(name=name, protocol=protocol, metrics=dict(metrics), systems=poolers)
 
 
 def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Section:
@@ -332,7 +329,7 @@ def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Se
         f"{model.model.config.max_positions} tokens, no prompt, nothing random; tf-idf and word-counts are no model; "
         f"{_measured_with(model)}"
     )
-    return Section(name=f"{pairs.name} {pairs.split}", protocol=protocol, metrics=word_figures(pairs), poolers=poolers)
+    return Section(name=f"{pairs.name} {pairs.split}", protocol=protocol, metrics=word_figures(pairs), systems=poolers)
 
 
 def _measured_with(model: Representations) -> str:

@@ -12,12 +12,12 @@ from typing import Any, cast
 from capt.pretrain.base.errors import ConfigError, did_you_mean
 from capt.pretrain.bottleneck.config import POOLED
 from capt.pretrain.bottleneck.folder import TENSORS, write_heads
-from capt.pretrain.convert.card import About, CardFacts, caveats_of_family, cell, lookup, result, sections_of, table
+from capt.pretrain.convert.card import About, CardFacts, caveats_of_family, cell, lookup, result, table
 from capt.pretrain.convert.encoder import Form, export_encoder
 from capt.pretrain.convert.onnx import require_packages
 from capt.pretrain.convert.quantized import is_int8
 from capt.pretrain.convert.reference import Pooling
-from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.engine.evaluations import Section, sections_of
 from capt.pretrain.language.load import LoadedLanguageModel, load_model
 from capt.pretrain.models.architecture import encoder_class
 
@@ -150,7 +150,7 @@ def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any
     """Return the head's results: masked-language-model figures of text, Spearman's rho of ``pooling`` of STS sets."""
     results = []
     for section in evaluations:
-        spearman = section.poolers.get(pooling, {}).get("spearman")
+        spearman = section.systems.get(pooling, {}).get("spearman")
         if spearman is not None:
             metrics: dict[str, float | None] = {"spearman": spearman}
             results.append(result("sentence-similarity", section.name, metrics))
@@ -160,7 +160,7 @@ def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any
 
 
 def _evaluation(section: Section, pooling: str) -> str:
-    vectors = {f"{name} ({pooling})": value for name, value in section.poolers.get(pooling, {}).items()}
+    vectors = {f"{name} ({pooling})": value for name, value in section.systems.get(pooling, {}).items()}
     rows = {name: value for name, value in {**section.metrics, **vectors}.items() if value is not None}
     return f"{cell(section.name)}: {cell(section.protocol)}\n\n{table(rows)}"
 
@@ -240,10 +240,10 @@ def chosen_pooling(evaluations: Sequence[Section], trained: Pooling | None = Non
         evaluations: what ``capt evaluate`` has stored about the checkpoint.
         trained: the vector that a bottleneck has trained, which is taken where nothing is measured.
     """
-    sets = [each for each in evaluations if any("spearman" in figures for figures in each.poolers.values())]
-    known = [name for name in POOLINGS if sets and any(name in each.poolers for each in sets)]
+    sets = [each for each in evaluations if any("spearman" in figures for figures in each.systems.values())]
+    known = [name for name in POOLINGS if sets and any(name in each.systems for each in sets)]
     # Means compare only over sets on which every pooling was measured.
-    whole = [each for each in sets if all(each.poolers.get(name, {}).get("spearman") is not None for name in known)]
+    whole = [each for each in sets if all(each.systems.get(name, {}).get("spearman") is not None for name in known)]
     used = [each for each in whole if each.name.endswith(" dev")] or whole
     if trained is not None and (not used or len(known) < 2):
         return trained, "it is the vector that the bottleneck was trained on (bottleneck.pooling of the run)"
@@ -252,7 +252,7 @@ def chosen_pooling(evaluations: Sequence[Section], trained: Pooling | None = Non
             "capt evaluate RUN --sts FOLDER has not compared the poolings of this checkpoint; mean was the best of "
             "three at sentence similarity in docs/results/language.md"
         )
-    means = {name: fmean(float(each.poolers[name]["spearman"] or 0.0) for each in used) for name in known}
+    means = {name: fmean(float(each.systems[name]["spearman"] or 0.0) for each in used) for name in known}
     best = max(known, key=lambda name: means[name])
     others = ", ".join(f"{name} {means[name]:.4g}" for name in known if name != best)
     measured = ", ".join(each.name for each in used)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.contrast.metrics import alignment, uniformity
 from capt.pretrain.data.sts_files import Pairs
-from capt.pretrain.engine.run_folder import Figures
+from capt.pretrain.engine.evaluations import Figures
 
 StsEncoder = Callable[[list[str]], np.ndarray]
 """Any encoder: n texts to an ``(n, d)`` array."""

@@ -11,7 +11,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import finite, require_writable, write_text
 from capt.pretrain.base.parallel import ProgressCallback
-from capt.pretrain.engine.run_folder import save_artifact, write_result
+from capt.pretrain.engine.evaluations import save_artifact, write_result
 from capt.pretrain.latent.batches import Batches, LatentBatch
 from capt.pretrain.latent.config import EVALUATION
 from capt.pretrain.latent.corpus import load_sentences, report_unknown

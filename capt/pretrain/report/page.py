@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.retrieval import METRICS
+from capt.pretrain.engine.evaluations import Section
 from capt.pretrain.engine.judgement import direction, error_of, is_error
-from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.report.compare import MOST_IN_LABEL, Comparison, MetricSummary, RunGroup
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
 from capt.pretrain.report.plots import Theme, colour, draw, legend_lines, style_axis
@@ -38,7 +38,7 @@ def evaluation_sections(comparison: Comparison) -> list[ReportSection]:
     found = list(_measured(comparison))
     sets: Measured = {}
     for column, section in found:
-        if any(_NDCG in figures for figures in section.poolers.values()):
+        if any(_NDCG in figures for figures in section.systems.values()):
             sets.setdefault(section.name, {})[column] = section
     return [*_tables(found), *([_retrieval(sets)] if sets else [])]
 
@@ -56,7 +56,7 @@ def _tables(found: list[tuple[str, Section]]) -> list[ReportSection]:
     for column, section in found:
         figures = columns.setdefault((section.name, section.protocol), {}).setdefault(column, {})
         figures.update(section.metrics)
-        for pooler, values in section.poolers.items():
+        for pooler, values in section.systems.items():
             figures.update({f"{name} ({pooler})": value for name, value in values.items()})
     tables = []
     for (name, _), of in columns.items():
@@ -95,7 +95,7 @@ def _systems(measured: Mapping[str, Section]) -> dict[str, Mapping[str, float | 
     """The figures of each model with whole vectors, of what else is its own (int8, reranked), and of BM25 once."""
     systems: dict[str, Mapping[str, float | None]] = {}
     for column, section in measured.items():
-        for system, values in section.poolers.items():
+        for system, values in section.systems.items():
             if system == _FULL:
                 systems[column] = values
             elif not system.isdigit():
@@ -143,7 +143,7 @@ def _picture(
 def _by_dimension(section: Section) -> list[tuple[int, float]]:
     """Dimensions and nDCG@10, where the section says how many dimensions whole vectors have."""
     points = []
-    for system, values in section.poolers.items():
+    for system, values in section.systems.items():
         dimension = section.dimension if system == _FULL else int(system) if system.isdigit() else None
         value = values.get(_NDCG)
         if dimension is not None and value is not None:

@@ -16,9 +16,10 @@ from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.evaluations import EVALUATION, Figures, Section, read_sections
 from capt.pretrain.engine.judgement import Judgement, judge, trained_on
 from capt.pretrain.engine.metrics_file import METRICS, MetricsRow, read_metrics
-from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, read_sections, read_status
+from capt.pretrain.engine.run_folder import read_status
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
 from capt.pretrain.registry import task_module
 from capt.pretrain.report.document import ReportSection

@@ -15,8 +15,8 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import text_hash
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.contrast.precisions import VectorPrecision
+from capt.pretrain.engine.evaluations import Figures, Histograms, Section
 from capt.pretrain.engine.provenance import used_versions
-from capt.pretrain.engine.run_folder import Figures, Histograms, Section
 from capt.pretrain.retrieval.bm25 import require_bm25
 from capt.pretrain.retrieval.data import Collection, read_sets
 from capt.pretrain.retrieval.encode import embed, rows_of
@@ -172,12 +172,12 @@ def _evaluate_set(
             systems[BM25] = bm25_rankings(collection, corpus)
     if settings.fusion:
         systems[FUSION] = fused(systems[FULL], systems[BM25])
-    poolers, measured, lines = figures_of(collection, systems)
+    means, measured, lines = figures_of(collection, systems)
     with synchronize_errors(patient=True):
         scores = _score_histograms(encoder, collection, rows, documents, next(iter(systems.values())))
-    protocol = [_protocol(encoder, other, collection, corpus, poolers), *dict.fromkeys(quantized.protocol.values())]
+    protocol = [_protocol(encoder, other, collection, corpus, means), *dict.fromkeys(quantized.protocol.values())]
     section = Section(
-        name=_section_name(encoder, other, collection, precisions), protocol="; ".join(protocol), poolers=poolers,
+        name=_section_name(encoder, other, collection, precisions), protocol="; ".join(protocol), systems=means,
         dimension=encoder.dimension, scores=scores,
         differences=figure_differences(measured, FUSION, (FULL, BM25) if settings.fusion else ()),
     )  # fmt: skip

@@ -12,8 +12,8 @@ from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.parallel import batched
 from capt.pretrain.data.tables import read_table
+from capt.pretrain.engine.evaluations import Figures, Section
 from capt.pretrain.engine.provenance import provenance, used_versions
-from capt.pretrain.engine.run_folder import Figures, Section
 from capt.pretrain.pairs.cells import DOCUMENT_IDS, GRADES, number_of, values
 from capt.pretrain.retrieval.index import MODES, SearchIndex
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
@@ -83,7 +83,7 @@ def measure_index(index: SearchIndex, questions: Path, reranker: PairScorer | No
     first, *_ = found
     differences: dict[str, Figures] = figure_differences(measured, first, [name for name in found if name != first])
     section = Section(
-        name=questions.name, poolers={name: mean_metrics(each) for name, each in measured.items()},
+        name=questions.name, systems={name: mean_metrics(each) for name, each in measured.items()},
         protocol=f"{len(queries)} questions, {len(index)} documents; {PROTOCOL}; {index.encoder.protocol()}; "
         f"{used_versions()}",
         dimension=index.encoder.dimension, differences=differences,

@@ -11,8 +11,8 @@ from jaxtyping import Float
 
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean
+from capt.pretrain.engine.evaluations import Section, sections_as_text, write_result
 from capt.pretrain.engine.provenance import provenance
-from capt.pretrain.engine.run_folder import Section, sections_as_text, write_result
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.encode import TOKENS, batches
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder

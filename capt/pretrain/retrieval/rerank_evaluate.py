@@ -12,8 +12,8 @@ from capt.pretrain.base.distributed import synchronize_errors
 from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import read_lines
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.engine.evaluations import Section
 from capt.pretrain.engine.provenance import used_versions
-from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.retrieval.data import Collection, read_sets
 from capt.pretrain.retrieval.encode import embed, rows_of
 from capt.pretrain.retrieval.encoders import load_text_encoder
@@ -102,13 +102,13 @@ def _evaluate_set(
         pairs = [(query, texts[name]) for query, ranking in zip(queries, first, strict=True) for name in ranking]
     scores = iter(score_pairs(scorer, pairs, options, progress))
     reranked = [by_score({name: next(scores) for name in ranking}) for ranking in first]
-    poolers, measured, lines = figures_of(collection, {RERANKED: reranked, stage: first})
+    means, measured, lines = figures_of(collection, {RERANKED: reranked, stage: first})
     protocol = [
         *about_set(collection, corpus), f"the first {depth} of {about}", _misses(collection, first),
         f"reranked by {scorer.protocol()}", used_versions(),
     ]  # fmt: skip
     section = Section(
-        name=collection.name, protocol="; ".join(protocol), poolers=poolers,
+        name=collection.name, protocol="; ".join(protocol), systems=means,
         differences=figure_differences(measured, RERANKED, (stage,)),
     )  # fmt: skip
     return section, lines

@@ -11,18 +11,9 @@ from capt.pretrain.base.distributed import rank, synchronize_errors
 from capt.pretrain.base.files import write_text
 from capt.pretrain.base.paired import paired_difference
 from capt.pretrain.config.retrieval import METRICS
-from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.checkpoint import find_best
+from capt.pretrain.engine.evaluations import Figures, Section, keep_sections, run_of, sections_as_text, write_result
 from capt.pretrain.engine.provenance import provenance
-from capt.pretrain.engine.run_folder import (
-    EVALUATION,
-    Figures,
-    Section,
-    run_of,
-    save_artifact,
-    sections_as_text,
-    write_result,
-)
 from capt.pretrain.retrieval.data import Collection
 from capt.pretrain.retrieval.metrics import PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.rankings import Rankings, SearchCorpus
@@ -37,7 +28,7 @@ def figures_of(
 
     A query without a relevant document has no part in any of them, as in trec_eval.
     """
-    poolers: dict[str, Figures] = {}
+    means: dict[str, Figures] = {}
     measured: dict[str, list[dict[str, float]]] = {}
     lines: list[dict[str, Any]] = []
     answerable = [max(collection.judged[name].values()) > 0 for name, _ in collection.queries]
@@ -45,12 +36,12 @@ def figures_of(
     for system, rankings in systems.items():
         chosen = [ranking for ranking, counts in zip(rankings, answerable, strict=True) if counts]
         figures = [query_metrics(ranking, collection.judged[name]) for name, ranking in zip(names, chosen, strict=True)]
-        poolers[system], measured[system] = mean_metrics(figures), figures
+        means[system], measured[system] = mean_metrics(figures), figures
         lines += [
             {"set": collection.name, "split": collection.split, "system": system, "query": name, **each}
             for name, each in zip(names, figures, strict=True)
         ]
-    return poolers, measured, lines
+    return means, measured, lines
 
 
 def figure_differences(
@@ -117,9 +108,7 @@ def finished(
                 write_result(out, result)
             # The run keeps the figures for reports and for the model card of an export.
             if run_of(model) is not None:
-                checkpoint = find_best(model)
-                kept = {**result, "sections": with_earlier(checkpoint, result["sections"])}
-                save_artifact(checkpoint, EVALUATION.format(checkpoint=checkpoint.name), kept)
+                keep_sections(find_best(model), result)
     return result
 
 

@@ -16,9 +16,8 @@ from capt.pretrain.base.verification import Verifier
 from capt.pretrain.contrast.metrics import PairAccumulator
 from capt.pretrain.contrastive.metrics import noise_metrics
 from capt.pretrain.contrastive.task import HeldOut
-from capt.pretrain.convert.card import with_earlier
+from capt.pretrain.engine.evaluations import Section, keep_sections, sections_as_text, write_result
 from capt.pretrain.engine.provenance import provenance
-from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, sections_as_text, write_result
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.batches import MaskingVocabulary, VisionLanguageAssembler, VisionLanguageBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
@@ -106,9 +105,7 @@ def command(
     """`evaluate` with the options of the command line; the result is kept in the run, beside earlier ones."""
     paths = [data] if isinstance(data, Path) else list(data)
     result = evaluate(checkpoint, data=paths, regions=regions, out=out, batch=batch, seed=seed, samples=samples)
-    folder = Path(result["checkpoint"])
-    kept = {**result, "sections": with_earlier(folder, result["sections"])}
-    save_artifact(folder, EVALUATION.format(checkpoint=folder.name), kept)
+    keep_sections(Path(result["checkpoint"]), result)
     return result
 
 

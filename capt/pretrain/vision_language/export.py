@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.config import flatten
-from capt.pretrain.convert.card import About, CardFacts, cell, lookup, result, sections_of, table
+from capt.pretrain.convert.card import About, CardFacts, cell, lookup, result, table
 from capt.pretrain.convert.lxmert import export_lxmert
-from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.engine.evaluations import Section, sections_of
 from capt.pretrain.vision_language.config import is_synthetic
 from capt.pretrain.vision_language.load import LoadedVisionLanguageModel, load_model, read_features
 

@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.embeddings.similarity import CASE_RULE, RULES
-from capt.pretrain.engine.run_folder import EVALUATION
+from capt.pretrain.engine.evaluations import EVALUATION
 from capt.pretrain.report.compare import compare
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
 from capt.pretrain.report.plots import Theme, colour, count_steps, draw, legend_lines, smooth, style_axis

@@ -7,7 +7,7 @@ from huggingface_hub import ModelCard
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.convert.card import About, CardFacts, final_metrics, plain_text
-from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.engine.evaluations import Section
 from capt.pretrain.language.export import model_card
 
 JOB = {
@@ -69,7 +69,7 @@ def test_nothing_of_a_home_folder_and_no_token_stands_in_a_card():
 
 SECTIONS = (
     Section(name="wiki.txt, 15% masked", protocol="512 windows", metrics={"loss/mlm": 2.5, "accuracy/mlm": None}),
-    Section(name="STS-B test", protocol="SimCSE", poolers={"mean": {"spearman": 0.45}, "head": {"spearman": 0.32}}),
+    Section(name="STS-B test", protocol="SimCSE", systems={"mean": {"spearman": 0.45}, "head": {"spearman": 0.32}}),
 )
 
 

@@ -19,7 +19,7 @@ from capt.pretrain.convert import quantized
 from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.convert.encoder import export_encoder
 from capt.pretrain.convert.quantized import VectorSpread, least_rank
-from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.engine.evaluations import Section
 from capt.pretrain.language.export import chosen_pooling
 from capt.pretrain.language.load import load_model
 from capt.pretrain.models.hf_model import read_hf, start_from

@@ -20,13 +20,13 @@ from torch.nn import functional as F
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.contrastive.metrics import contrast_metrics
-from capt.pretrain.convert.card import sections_of
 from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import Corruptor
 from capt.pretrain.data.prepare import prepare
 from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
+from capt.pretrain.engine.evaluations import sections_of
 from capt.pretrain.language import evaluate as module
 from capt.pretrain.language.batches import LanguageAssembler
 from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate

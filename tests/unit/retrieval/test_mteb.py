@@ -45,7 +45,7 @@ def test_a_task_gives_its_main_score(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pytest.importorskip("mteb", reason="mteb is not installed")
     from mteb.mocks.mock_tasks.retrieval import MockRetrievalTask
 
-    from capt.pretrain.engine.run_folder import read_sections
+    from capt.pretrain.engine.evaluations import read_sections
 
     monkeypatch.setattr(room, "load_text_encoder", lambda *_: ToyEncoder())
     result = room.evaluate_mteb(Path("toy"), [MockRetrievalTask()], EncoderOptions(), out=tmp_path / "out.json")

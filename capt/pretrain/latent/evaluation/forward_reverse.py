@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.engine.run_folder import save_artifact
+from capt.pretrain.engine.evaluations import save_artifact
 from capt.pretrain.latent import kenlm, ngram
 from capt.pretrain.latent.config import GENERATED_TEXT
 from capt.pretrain.latent.corpus import read

@@ -14,7 +14,7 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.contrast.metrics import noise_invariance
 from capt.pretrain.contrastive.metrics import contrast_metrics
-from capt.pretrain.convert.card import sections_of
+from capt.pretrain.engine.evaluations import sections_of
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.regions.picture import Labels
 from capt.pretrain.regions.writer import write_store
