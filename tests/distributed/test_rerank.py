@@ -1,6 +1,7 @@
 """Rerankers over ranks: gradients are those of a literal loop in float64 for any ranks, stages and micro-batches.
 
-Queries have 1 to 31 negatives, so that ranks have unlike numbers of them; small micro-batches take two passes.
+Queries have 1 to 31 negatives, so that ranks have unlike numbers of them, and one has none where the loss takes it;
+small micro-batches take two passes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _mapping(folder: Path, kind: str, stage: int = 0, tokens: int = 100_000) -> 
         "run": {"dir": str(folder / "run"), "tensorboard": False, "threads": 1},
         "data": {
             "train": str(folder / "pairs.jsonl"), "cache": str(folder / "cache"), "negatives": 32,
-            "validation_fraction": 0.0,
+            "validation_fraction": 0.0, "shuffle": False,
         },
         "model": {"init": str(folder / "encoder"), "dropout": 0.0, "attention_dropout": 0.0},
         "batch": {"global": _GLOBAL, "micro_tokens": tokens},
@@ -53,7 +54,7 @@ def _literal(mapping: dict[str, Any]) -> dict[str, Any]:
     job: Any = job_from_mapping(mapping, "test")
     task: Any = RerankTraining(job, Path(mapping["run"]["dir"]))
     module = task.build_modules()["model"].double().eval()
-    rows = ExampleOrder(task.train.lengths, _GLOBAL, job.run.seed).rows(0)
+    rows = ExampleOrder(task.train.lengths, _GLOBAL, job.run.seed, shuffle=False).rows(0)
     sizes, total = [], torch.zeros((), dtype=torch.float64)
     for row in rows.tolist():
         drawn = task.train.draw(np.array([row]), np.zeros(1, dtype=np.int64))
@@ -63,6 +64,7 @@ def _literal(mapping: dict[str, Any]) -> dict[str, Any]:
         total = total + literal_loss(job.loss.type, s, t, drawn.positive.tolist(), job.loss.temperature) / _GLOBAL
         sizes.append(len(drawn))
     assert {2, 32} <= set(sizes)
+    assert (1 in sizes) != ("negative" in LOSSES[job.loss.type].needs)
     total.backward()
     named = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
     return {"gradients": named, "loss": total.item()}
@@ -79,7 +81,8 @@ def _first_steps(mappings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("rerank")
-    write_rows(found / "pairs.jsonl", ragged_rows(_GLOBAL, 31))
+    alone = {"query": "alone", "pos": ["a river"], "neg": [], "pos_scores": [1.0], "neg_scores": []}
+    write_rows(found / "pairs.jsonl", [alone, *ragged_rows(_GLOBAL, 31)])
     write_encoder(found / "encoder")
     return found
 

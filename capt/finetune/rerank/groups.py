@@ -281,7 +281,9 @@ def require_both(rows: SourceRows, job: RerankJob) -> None:
 
 
 def _none_has(what: str, name: str, job: RerankJob) -> DataError:
-    hint = ": capt mine writes hard negatives; data.ranks may leave none" if name == "a negative" else ""
+    hint = ""
+    if name == "a negative":
+        hint = ": capt mine writes hard negatives, data.columns='{score: NAME}' names grades; data.ranks may leave none"
     return DataError(f"{what}: no query has {name} among its candidates, which loss.type={job.loss.type} needs{hint}")
 
 
