@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_DOCUMENTS = 200_000
 """Documents of training that are compared with those of validation: some seconds."""
+_FAR = 8
+"""Times its longest span that a passage has whose crops seldom meet: one pair in four."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def prepare_windows(
             return PackedDataset(shards, length, by_shard=by_shard)
         passages = _passages(shards, job.data, by_shard=by_shard)
         if ranks.rank == 0:
-            _tell_short(passages, job.data, split if not name else f"{split} text of {name}")
+            _describe_passages(passages, job.data, split if not name else f"{split} text of {name}")
         return passages
 
     for name, data in job.data.parts():
@@ -267,7 +269,7 @@ def _passages(shards: ShardSet, data: DataConfig, *, by_shard: bool) -> PassageD
     )  # fmt: skip
 
 
-def _tell_short(passages: PassageDataset, data: DataConfig, what: str) -> None:
+def _describe_passages(passages: PassageDataset, data: DataConfig, what: str) -> None:
     if passages.short:
         fate = "are left out" if data.spans.short == "skip" else "are whole, beside their corruptions"
         level = logging.WARNING if 2 * passages.short > len(passages) else logging.INFO
@@ -275,6 +277,13 @@ def _tell_short(passages: PassageDataset, data: DataConfig, what: str) -> None:
             level, "%s: %s of fewer than %d tokens %s (data.spans.short=%s); %s in all", what,
             counted(passages.short, "passage"), data.spans.shortest, fate, data.spans.short,
             counted(len(passages), "passage"),
+        )  # fmt: skip
+    mean = passages.shards.tokens / max(1, len(passages))
+    if data.view == "crop" and mean > _FAR * data.sequence_length:
+        logger.warning(
+            "%s: passages have %s tokens in the mean, of which two crops are %d at most: they seldom meet, and such a "
+            "text is not found by them; data.passage=%d draws both from near places",
+            what, f"{mean:,.0f}", data.sequence_length - 2, 2 * data.sequence_length,
         )  # fmt: skip
 
 

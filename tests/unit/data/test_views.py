@@ -226,7 +226,7 @@ def test_short_texts_are_left_out_or_whole_beside_their_corruption(tmp_path: Pat
     assert batch.tokens[1].shape == batch.corrupted[1].shape
 
 
-def test_a_paragraph_is_a_line_of_text_or_of_a_row(tmp_path: Path) -> None:
+def test_a_paragraph_is_a_line_of_text_or_of_a_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     paragraphs = [f"the old house number {i} " + "stands by the river " * 20 for i in range(24)]
     documents = ["\n".join(paragraphs[i : i + 4]) for i in range(0, 24, 4)]
     (tmp_path / "books.txt").write_text("\n\n".join(documents))
@@ -234,7 +234,9 @@ def test_a_paragraph_is_a_line_of_text_or_of_a_row(tmp_path: Path) -> None:
     found = {}
     for name, passage in itertools.product(("books.txt", "rows.jsonl"), ("document", "paragraph")):
         files = {"files": [str(tmp_path / name)], "validation_fraction": 0.0}
+        caplog.clear()
         job, prepared = _prepared(tmp_path, view="crop", passage=passage, **files)
+        assert ("they seldom meet" in caplog.text) == (passage == "document")
         assert job_from_mapping(job.model_dump(mode="json", by_alias=True), "run").data == job.data
         assert isinstance(prepared.train, PassageDataset)
         read = [prepared.train.passage(i).tokens.tolist() for i in range(len(prepared.train))]
