@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 
 from capt.launcher.commands import options as o
-from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import require_writable
 from capt.pretrain.registry import FOREIGN_TASK, TASKS, task_module
@@ -27,6 +26,7 @@ from capt.pretrain.retrieval.options import (
     QueryPrompt,
     RerankSettings,
     RetrievalSettings,
+    default_store,
 )
 
 Result = tuple[Any, Callable[[Any], str]]
@@ -168,7 +168,7 @@ def _by_ranks(
         "model": model, "sets": [path.absolute() for path in sets], "options": options, "split": given.get("split"),
         **files, **chosen,
     }  # fmt: skip
-    folder = o.shared_folder(options.store or str(default_cache() / "vectors"))
+    folder = o.shared_folder(options.store or str(default_store()))
     return o.carry_out(call, folder, o.chosen(o.RankOptions, given), arguments, what), _as_text
 
 

@@ -20,7 +20,7 @@ from capt.pretrain.base.stores import is_url
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
-from capt.pretrain.retrieval.options import EncodeOptions
+from capt.pretrain.retrieval.options import EncodeOptions, default_store
 from capt.pretrain.retrieval.quantize import FEW, Ranges
 from capt.pretrain.retrieval.search import unit_rows
 from capt.pretrain.retrieval.store import (
@@ -31,7 +31,6 @@ from capt.pretrain.retrieval.store import (
     VectorIdentity,
     Vectors,
     VectorStore,
-    default_store,
     require_dtype,
 )
 

@@ -8,11 +8,16 @@ What is typed as a text of several values has these as a property.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError
+
+CACHE_BYTES = 100_000_000_000
+"""Bytes that the vectors of an object store may take of this host's cache, where nothing else is said."""
 
 Pooling = Annotated[
     str | None,
@@ -63,7 +68,7 @@ class VectorOptions:
     def cache_limit(self) -> int:
         """The number of ``cache_bytes``. Raises ``ConfigError`` where it is none."""
         if self.cache_bytes is None:
-            return 100_000_000_000
+            return CACHE_BYTES
         from pydantic import TypeAdapter, ValidationError
 
         from capt.pretrain.config.base import Bytes
@@ -73,6 +78,11 @@ class VectorOptions:
         except ValidationError:
             raise ConfigError(f"--cache-bytes {self.cache_bytes!r}: is not a number of bytes, such as 200GB") from None
         return found
+
+
+def default_store() -> Path:
+    """The store of this host, which is in the cache: `capt cache prune` removes it."""
+    return default_cache() / "vectors"
 
 
 @dataclass(frozen=True)

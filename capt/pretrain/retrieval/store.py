@@ -24,7 +24,6 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from capt.pretrain.base.atomic import sync
-from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.base.verification import digest_of
@@ -88,11 +87,6 @@ class VectorIdentity:
 
 Pair = tuple[str, str]
 """A query and a document."""
-
-
-def default_store() -> Path:
-    """The store of this host, which is in the cache: `capt cache prune` removes it."""
-    return default_cache() / "vectors"
 
 
 class Vectors(ABC):

@@ -32,6 +32,7 @@ from capt.pretrain.pairs.folders import corpus_texts, text_named
 from capt.pretrain.pairs.layout import ROLES
 from capt.pretrain.pairs.sources import EncodedTexts
 from capt.pretrain.retrieval.bucket import BucketVectors
+from capt.pretrain.retrieval.options import CACHE_BYTES
 from capt.pretrain.retrieval.store import IDENTITY, VectorIdentity, Vectors, VectorStore
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,6 @@ _OF_PAIRS = frozenset(
 _AS_GIVEN = "as given"
 """The pooling of the vectors of a file, which says nothing of the model that made them."""
 _BATCH = 4096
-_CACHE_BYTES = 100_000_000_000
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _open(place: Path | str, key: str, section: PairDistillation, verifier: Veri
                 f"{key}={place} has vectors in {identity.dtype}: encode the texts with --dtype fp16 or fp32"
             )
         if isinstance(root, str):
-            return BucketVectors(root, identity, default_cache(), _CACHE_BYTES)
+            return BucketVectors(root, identity, default_cache(), CACHE_BYTES)
         return VectorStore(root, identity)
 
 
@@ -406,9 +406,11 @@ def _named(path: Path, *, by_id: bool) -> Iterator[tuple[str, str]]:
         yield from ((f"{path}, line {number}", line.strip()) for number, line in enumerate(read_lines([path]), start=1))
     else:
         table = open_table(path)
-        if not by_id:
+        if by_id:
+            column = next((name for name in DOCUMENT_IDS if name in table.columns), None)
+        else:
             column = _text_column(path, table.columns, "call it text; ids need distillation.corpus")
-        elif (column := next((name for name in DOCUMENT_IDS if name in table.columns), "")) == "":
+        if column is None:
             raise DataError(f"{path}: no column of ids: {', '.join(map(shown, table.columns[:10]))}")
         for place, _, row in table.rows:
             yield place, (id_of if by_id else text_of)(place, column, row.get(column))
